@@ -154,6 +154,7 @@ import torch, torch.nn as nn
 from torch import Tensor, einsum, nn as nn2
 import torch.nn.functional as F, torch.nn.parallel, torch.nn.modules.conv, torch.nn.utils.rnn
 import torch.optim.adam, torch.optim.lr_scheduler, torch.optim.swa_utils, torch.optim.optimizer, torch.optim.adamw
+from torch.optim._functional import adam, sgd
 import torch.utils.data.dataset, torch.utils.data.sampler, torch.utils.checkpoint, torch.utils.dlpack, torch.utils.hooks
 import torch.autograd.function, torch.autograd.functional, torch.autograd.graph, torch.amp, torch.cuda.amp
 import torch.backends.cuda, torch.backends.mps, torch.distributed as dist, torch.multiprocessing as mp

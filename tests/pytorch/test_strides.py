@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from webtorch.pytorch import lent
 from webtorch.pytorch.device import memory_of
 
 with warnings.catch_warnings():
@@ -254,3 +256,62 @@ def test_operators_give_the_strides_of_the_cpu(webgpu: str, name: str) -> None:
     found = formats.differences(report.operations()[name], limit=3)
     assert found["same"]
     assert not [k for k in found if not k.startswith(("same", "moot"))]
+
+
+def test_views_are_the_kernels_of_pytorchs_cpu(webgpu: str) -> None:
+    """Until somebody registers another one: then it is the function of Python that calls these."""
+    operator = {"unfold": torch.ops.aten.unfold.default}
+    x = torch.arange(6.0)
+    wanted = x.unfold(0, 2, 2).tolist()
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("unfold", lambda *_: x.to(webgpu), "PrivateUse1", allow_override=True)
+        assert x.to(webgpu).unfold(0, 2, 2).tolist() == x.tolist()
+    assert x.to(webgpu).unfold(0, 2, 2).tolist() == wanted
+    assert lent.lend(operator) is (sys.platform != "win32")
+    assert x.to(webgpu).unfold(0, 2, 2).tolist() == wanted
+    # It is there already.
+    assert not lent.lend(operator)
+
+
+def test_a_pytorch_of_another_form_lends_no_kernels(
+    webgpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lent, "_FORM", {"dispatch/Dispatcher.h": ("operatorDef_ elsewhere;",)})
+    assert not lent.lend({})
+    monkeypatch.setattr(lent, "_FORM", {"dispatch/nowhere.h": ()})
+    assert not lent.lend({})
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.view(5),
+        lambda x: x.t().view(6),
+        lambda x: x.view(torch.int64),
+        lambda x: x.as_strided((4, 4), (4, 1)),
+        lambda x: x.as_strided((2,), (-1,)),
+        lambda x: x.unfold(0, 5, 1),
+    ],
+)
+def test_views_are_refused_in_the_same_words(
+    webgpu: str, view: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    with pytest.raises(RuntimeError) as theirs:
+        view(torch.ones(2, 3))
+    with pytest.raises(RuntimeError) as ours:
+        view(torch.ones(2, 3, device=webgpu))
+    assert str(ours.value) == str(theirs.value)
+
+
+def test_views_of_inference_mode_and_versions(webgpu: str) -> None:
+    def facts(device: str) -> list[object]:
+        x = torch.ones(2, 3, device=device)
+        y = x.view(6)
+        y[0] = 5
+        with torch.inference_mode():
+            inside, new = x.view(6), torch.ones(2, 3, device=device).view(6)
+            new[1] = 2
+        found = [t.is_inference() for t in (y, inside, new)]
+        return [x._version, y._version, y._base is x, inside._is_view(), new._is_view(), *found]
+
+    assert facts(webgpu) == facts("cpu")

@@ -45,6 +45,23 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.nn.utils.clip_grad": ("webtorch.nn.utils.clip_grad", "webtorch.nn.utils"),
     "torch.optim.lr_scheduler": ("webtorch.optim.lr_scheduler",),
     "torch.optim.adamw": ("webtorch.optim.adam",),
+    "torch.optim._adafactor": ("webtorch.optim.adafactor",),
+    "torch.optim._muon": ("webtorch.optim.muon",),
+    "torch.optim._functional": tuple(
+        f"webtorch.optim.{name}"
+        for name in (
+            "adadelta",
+            "adagrad",
+            "adam",
+            "adamax",
+            "asgd",
+            "nadam",
+            "radam",
+            "rmsprop",
+            "rprop",
+            "sgd",
+        )
+    ),
     "torch.optim.optimizer": ("webtorch.optim.optimizer", "webtorch.as_torch.names.optimizer"),
     "torch.utils": ("webtorch.utils",),
     "torch.utils.deterministic": ("webtorch.tensors.switches",),

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Optimizer, check_options, options_of
+from webtorch.optim.optimizer import (
+    Derived,
+    Group,
+    Optimizer,
+    StateDict,
+    check_options,
+    options_of,
+    update_lists,
+)
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["Adadelta"]
+__all__ = ["Adadelta", "adadelta"]
 
 
 class Adadelta(Optimizer):
@@ -18,6 +27,11 @@ class Adadelta(Optimizer):
     """
 
     _takes_back: ClassVar[bool] = True
+    _lists: ClassVar[Mapping[str, str]] = {
+        "square_avgs": "square_avg",
+        "acc_deltas": "acc_delta",
+        "state_steps": "step",
+    }
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "1-rho": lambda group: 1 - group["rho"],
@@ -43,15 +57,20 @@ class Adadelta(Optimizer):
             raise ValueError(f"Invalid rho value: {rho}")
         super().__init__(params, defaults)
 
+    def _begun(self, group: Group, param: Tensor) -> StateDict:
+        """Return the state of a parameter, which begins if there is none."""
+        state = self.state[param]
+        if "square_avg" not in state:
+            state["square_avg"] = webtorch.zeros_like(param)
+            state["acc_delta"] = webtorch.zeros_like(param)
+        return state
+
     def _update(self, group: dict[str, object]) -> None:
         """Change the parameters of one group."""
         rate, hyper = self._scalar(group, "-lr"), self._hyper(group)
         for _, members in self._advanced(group):
             for param, grad in members:
-                state = self.state[param]
-                if "square_avg" not in state:
-                    state["square_avg"] = webtorch.zeros_like(param)
-                    state["acc_delta"] = webtorch.zeros_like(param)
+                state = self._begun(group, param)
                 grad = self._decayed(group, param, grad)
                 square, past = state["square_avg"], state["acc_delta"]
                 square.mul_(hyper("rho")).addcmul_(grad, grad, value=hyper("1-rho"))
@@ -59,3 +78,24 @@ class Adadelta(Optimizer):
                 delta = ratio * grad
                 past.mul_(hyper("rho")).addcmul_(delta, delta, value=hyper("1-rho"))
                 param.add_(delta * rate)
+
+
+def adadelta(
+    params: list[Tensor],
+    grads: list[Tensor],
+    square_avgs: list[Tensor],
+    acc_deltas: list[Tensor],
+    state_steps: list[Tensor],
+    capturable: bool = False,
+    foreach: bool | None = None,
+    differentiable: bool = False,
+    has_complex: bool = False,
+    *,
+    lr: float,
+    rho: float,
+    eps: float,
+    weight_decay: float,
+    maximize: bool,
+) -> None:
+    """Make a step of Adadelta on parameters with gradients and states that are given in lists."""
+    update_lists(Adadelta, locals())

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import OF_DECAY, Derived, Group, Optimizer, options_of
+from webtorch.optim.optimizer import (
+    OF_DECAY,
+    Derived,
+    Group,
+    Optimizer,
+    StateDict,
+    options_of,
+    update_lists,
+)
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["Adafactor"]
+__all__ = ["Adafactor", "adafactor"]
 
 
 def _root_mean_square(x: Tensor) -> Tensor:
@@ -23,6 +32,12 @@ class Adafactor(Optimizer):
     """
 
     _takes_back: ClassVar[bool] = True
+    _lists: ClassVar[Mapping[str, str]] = {
+        "row_vars": "row_var",
+        "col_vars": "col_var",
+        "variances": "variance",
+        "state_steps": "step",
+    }
     _takes_complex: ClassVar[bool] = False
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
@@ -63,6 +78,17 @@ class Adafactor(Optimizer):
             raise ValueError(f"weight_decay should be >= 0 but is: {weight_decay}")
         super().__init__(params, defaults)
 
+    def _begun(self, group: Group, param: Tensor) -> StateDict:
+        """Return the state of a parameter, which begins if there is none."""
+        state = self.state[param]
+        if param.dim() <= 1:
+            if "variance" not in state:
+                state["variance"] = webtorch.zeros_like(param)
+        elif "row_var" not in state:
+            state["row_var"] = webtorch.zeros_like(param[..., :1])
+            state["col_var"] = webtorch.zeros_like(param[..., :1, :])
+        return state
+
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         hyper, rate = self._hyper(group), self._scalar(group, "lr")
@@ -75,22 +101,43 @@ class Adafactor(Optimizer):
                     self._decay(group, param)
                 eps = group["eps"][0]
                 eps = webtorch.finfo(param.dtype).eps if eps is None else eps
-                variance = self._variance(param, grad, fresh, eps)
+                variance = self._variance(group, param, grad, fresh, eps)
                 update = variance.clamp(min=eps * eps).rsqrt() * grad
                 too_large = (_root_mean_square(update) * hyper("1/d")).clamp(min=1)
                 param.sub_(update * (size / too_large))
 
-    def _variance(self, param: Tensor, grad: Tensor, fresh: Tensor, eps: float) -> Tensor:
+    def _variance(
+        self, group: Group, param: Tensor, grad: Tensor, fresh: Tensor, eps: float
+    ) -> Tensor:
         """Return the estimate of the squared gradient; `fresh` is the part of this step's."""
-        state, squares = self.state[param], grad * grad
+        state, squares = self._begun(group, param), grad * grad
         if grad.dim() <= 1:
-            if "variance" not in state:
-                state["variance"] = webtorch.zeros_like(grad)
             return state["variance"].lerp_(squares, fresh.to(grad.dtype))
-        if "row_var" not in state:
-            state["row_var"] = webtorch.zeros_like(grad[..., :1])
-            state["col_var"] = webtorch.zeros_like(grad[..., :1, :])
         row, column = state["row_var"], state["col_var"]
         row.lerp_(squares.mean(-1, keepdim=True), fresh.to(grad.dtype))
         column.lerp_(squares.mean(-2, keepdim=True), fresh.to(grad.dtype))
         return row * column / row.mean(-2, keepdim=True).clamp(min=eps)
+
+
+def adafactor(
+    params: list[Tensor],
+    grads: list[Tensor],
+    row_vars: list[Tensor | None],
+    col_vars: list[Tensor | None],
+    variances: list[Tensor | None],
+    state_steps: list[Tensor],
+    foreach: bool | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    has_complex: bool = False,
+    *,
+    d: float,
+    lr: float | Tensor,
+    beta2_decay: float,
+    weight_decay: float,
+    eps1: float,
+    eps2: float,
+    maximize: bool,
+) -> None:
+    """Make a step of Adafactor on parameters with gradients and states that are given in lists."""
+    update_lists(Adafactor, locals(), eps=(eps1, eps2))

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Group, Optimizer, check_flags, check_options, options_of
+from webtorch.optim.optimizer import (
+    Group,
+    Optimizer,
+    StateDict,
+    check_flags,
+    check_options,
+    options_of,
+    update_lists,
+)
 from webtorch.tensors.formats import strided
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["Adagrad"]
+__all__ = ["Adagrad", "adagrad"]
 
 
 class Adagrad(Optimizer):
     """Divide the gradient by the root of the sum of its squares so far. Duchi et al., 2011."""
 
     _takes_back: ClassVar[bool] = True
+    _lists: ClassVar[Mapping[str, str]] = {
+        "state_sums": "sum",
+        "state_steps": "step",
+    }
     _takes_sparse: ClassVar[bool] = True
+    _tells: ClassVar[tuple[str, ...]] = ("sparse", "complex")
 
     def __init__(
         self,
@@ -51,6 +65,11 @@ class Adagrad(Optimizer):
                     start = complex(start, start)
                 self.state[param]["sum"] = webtorch.full_like(param, start).detach()
 
+    def _begun(self, group: Group, param: Tensor) -> StateDict:
+        """Return the state of a parameter, which begins if there is none."""
+        self._start([param])
+        return self.state[param]
+
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         self._start([param for param in group["params"] if param.grad is not None])
@@ -78,3 +97,26 @@ def _update_sparse(group: Group, total: Tensor, param: Tensor, given: Tensor, ra
     total.add_(grad.like(values * values))
     size = total.sparse_mask(grad)._values().sqrt() + group["eps"]
     param.add_(grad.like(values * rate / size))
+
+
+def adagrad(
+    params: list[Tensor],
+    grads: list[Tensor],
+    state_sums: list[Tensor],
+    state_steps: list[Tensor],
+    fused: bool | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    has_sparse_grad: bool = False,
+    foreach: bool | None = None,
+    differentiable: bool = False,
+    has_complex: bool = False,
+    *,
+    lr: float,
+    weight_decay: float,
+    lr_decay: float,
+    eps: float,
+    maximize: bool,
+) -> None:
+    """Make a step of Adagrad on parameters with gradients and states that are given in lists."""
+    update_lists(Adagrad, locals())

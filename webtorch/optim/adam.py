@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
@@ -12,14 +13,16 @@ from webtorch.optim.optimizer import (
     Derived,
     Group,
     Optimizer,
+    StateDict,
     check_flags,
     check_options,
     options_of,
+    update_lists,
 )
 from webtorch.tensors.calls import write_result
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["Adam", "AdamW"]
+__all__ = ["Adam", "AdamW", "adam", "adamw"]
 
 
 class Adam(Optimizer):
@@ -29,6 +32,12 @@ class Adam(Optimizer):
     """
 
     _takes_back: ClassVar[bool] = True
+    _lists: ClassVar[Mapping[str, str]] = {
+        "exp_avgs": "exp_avg",
+        "exp_avg_sqs": "exp_avg_sq",
+        "max_exp_avg_sqs": "max_exp_avg_sq",
+        "state_steps": "step",
+    }
     _no_sparse: ClassVar[str] = (
         "Adam does not support sparse gradients, please consider SparseAdam instead"
     )
@@ -72,6 +81,16 @@ class Adam(Optimizer):
         super().__init__(params, defaults)
         check_flags(defaults)
 
+    def _begun(self, group: Group, param: Tensor) -> StateDict:
+        """Return the state of a parameter, which begins if there is none."""
+        state = self.state[param]
+        if "exp_avg" not in state:
+            state["exp_avg"] = webtorch.zeros_like(param)
+            state["exp_avg_sq"] = webtorch.zeros_like(param)
+            if group["amsgrad"]:
+                state["max_exp_avg_sq"] = webtorch.zeros_like(param)
+        return state
+
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         hyper = self._hyper(group)
@@ -99,12 +118,7 @@ class Adam(Optimizer):
         read: dict[str, float],
     ) -> None:
         """Change one parameter; `scale` and `eps` hold the step size and the corrections."""
-        state = self.state[param]
-        if "exp_avg" not in state:
-            state["exp_avg"] = webtorch.zeros_like(param)
-            state["exp_avg_sq"] = webtorch.zeros_like(param)
-            if group["amsgrad"]:
-                state["max_exp_avg_sq"] = webtorch.zeros_like(param)
+        state = self._begun(group, param)
         grad = self._decayed(group, param, grad)
         average, square = state["exp_avg"], state["exp_avg_sq"]
         average.lerp_(grad, read["1-beta1"])
@@ -149,3 +163,58 @@ class AdamW(Adam):
         super().__setstate__(state)
         for group in self.param_groups:
             group["decoupled_weight_decay"] = True
+
+
+def adam(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    max_exp_avg_sqs: list[Tensor],
+    state_steps: list[Tensor],
+    foreach: bool | None = None,
+    capturable: bool = False,
+    differentiable: bool = False,
+    fused: bool | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    has_complex: bool = False,
+    decoupled_weight_decay: bool = False,
+    *,
+    amsgrad: bool,
+    beta1: float | Tensor,
+    beta2: float | Tensor,
+    lr: float | Tensor,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+) -> None:
+    """Make a step of Adam on parameters with gradients and states that are given in lists."""
+    update_lists(Adam, locals(), betas=(beta1, beta2))
+
+
+def adamw(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    max_exp_avg_sqs: list[Tensor],
+    state_steps: list[Tensor],
+    foreach: bool | None = None,
+    capturable: bool = False,
+    differentiable: bool = False,
+    fused: bool | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    has_complex: bool = False,
+    *,
+    amsgrad: bool,
+    beta1: float | Tensor,
+    beta2: float | Tensor,
+    lr: float | Tensor,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+) -> None:
+    """Make a step of AdamW on parameters with gradients and states that are given in lists."""
+    update_lists(AdamW, locals(), betas=(beta1, beta2), decoupled_weight_decay=True)

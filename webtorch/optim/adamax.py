@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import OF_BETAS, Derived, Group, Optimizer, check_options, options_of
+from webtorch.optim.optimizer import (
+    OF_BETAS,
+    Derived,
+    Group,
+    Optimizer,
+    StateDict,
+    check_options,
+    options_of,
+    update_lists,
+)
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["Adamax"]
+__all__ = ["Adamax", "adamax"]
 
 
 class Adamax(Optimizer):
@@ -18,6 +28,11 @@ class Adamax(Optimizer):
     """
 
     _takes_back: ClassVar[bool] = True
+    _lists: ClassVar[Mapping[str, str]] = {
+        "exp_avgs": "exp_avg",
+        "exp_infs": "exp_inf",
+        "state_steps": "step",
+    }
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         **OF_BETAS,
@@ -41,6 +56,14 @@ class Adamax(Optimizer):
         check_options(defaults, "eps", "betas", "weight_decay")
         super().__init__(params, defaults)
 
+    def _begun(self, group: Group, param: Tensor) -> StateDict:
+        """Return the state of a parameter, which begins if there is none."""
+        state = self.state[param]
+        if "exp_avg" not in state:
+            state["exp_avg"] = webtorch.zeros_like(param)
+            state["exp_inf"] = webtorch.zeros_like(param)
+        return state
+
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         hyper = self._hyper(group)
@@ -49,12 +72,31 @@ class Adamax(Optimizer):
             scale = webtorch.expm1(step * hyper("log beta1")).reciprocal()
             scale = scale * self._scalar(group, "lr")
             for param, grad in members:
-                state = self.state[param]
-                if "exp_avg" not in state:
-                    state["exp_avg"] = webtorch.zeros_like(param)
-                    state["exp_inf"] = webtorch.zeros_like(param)
+                state = self._begun(group, param)
                 grad = self._decayed(group, param, grad)
                 average, largest = state["exp_avg"], state["exp_inf"]
                 average.lerp_(grad, hyper("1-beta1"))
                 largest.copy_(webtorch.maximum(largest * hyper("beta2"), grad.abs() + hyper("eps")))
                 param.add_(average / largest * scale)
+
+
+def adamax(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_infs: list[Tensor],
+    state_steps: list[Tensor],
+    foreach: bool | None = None,
+    maximize: bool = False,
+    differentiable: bool = False,
+    capturable: bool = False,
+    has_complex: bool = False,
+    *,
+    eps: float,
+    beta1: float,
+    beta2: float,
+    lr: float,
+    weight_decay: float,
+) -> None:
+    """Make a step of Adamax on parameters with gradients and states that are given in lists."""
+    update_lists(Adamax, locals(), betas=(beta1, beta2))

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import OF_DECAY, Derived, Group, Optimizer, options_of
+from webtorch.optim.optimizer import (
+    OF_DECAY,
+    Derived,
+    Group,
+    Optimizer,
+    StateDict,
+    options_of,
+    update_lists,
+)
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["Muon"]
+__all__ = ["Muon", "muon"]
 
 
 class Muon(Optimizer):
@@ -20,6 +29,9 @@ class Muon(Optimizer):
     """
 
     _takes_back: ClassVar[bool] = True
+    _lists: ClassVar[Mapping[str, str]] = {
+        "muon_momentum_bufs": "momentum_buffer",
+    }
     _takes_complex: ClassVar[bool] = False
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
@@ -63,14 +75,18 @@ class Muon(Optimizer):
                         f"size: {param.size()}"
                     )
 
+    def _begun(self, group: Group, param: Tensor) -> StateDict:
+        """Return the state of a parameter, which begins if there is none."""
+        state = self.state[param]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = webtorch.zeros_like(param)
+        return state
+
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         hyper, rate = self._hyper(group), self._scalar(group, "-lr")
         for param, grad in self._gradients(group):
-            state = self.state[param]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = webtorch.zeros_like(grad)
-            buffer = state["momentum_buffer"]
+            buffer = self._begun(group, param)["momentum_buffer"]
             buffer.lerp_(grad, hyper("1-momentum"))
             update = grad.lerp(buffer, hyper("momentum")) if group["nesterov"] else buffer
             update = self._orthogonal(group, update).to(param.dtype)
@@ -99,3 +115,23 @@ class Muon(Optimizer):
             mixed = webtorch.addmm(gram, gram, gram, beta=hyper("b"), alpha=hyper("c"))
             x = webtorch.addmm(x, mixed, x, beta=hyper("a"))
         return x.t() if tall else x
+
+
+def muon(
+    params: list[Tensor],
+    grads: list[Tensor],
+    muon_momentum_bufs: list[Tensor],
+    *,
+    foreach: bool | None = None,
+    lr: float,
+    weight_decay: float,
+    momentum: float,
+    nesterov: bool,
+    ns_coefficients: tuple[float, float, float],
+    ns_steps: int,
+    eps: float,
+    adjust_lr_fn: str | None,
+    has_complex: bool,
+) -> None:
+    """Make a step of Muon on parameters with gradients and states that are given in lists."""
+    update_lists(Muon, locals())

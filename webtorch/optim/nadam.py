@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
@@ -12,18 +13,26 @@ from webtorch.optim.optimizer import (
     Derived,
     Group,
     Optimizer,
+    StateDict,
     check_options,
     options_of,
+    update_lists,
 )
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["NAdam"]
+__all__ = ["NAdam", "nadam"]
 
 
 class NAdam(Optimizer):
     """Adam with Nesterov momentum. Dozat, 2016."""
 
     _takes_back: ClassVar[bool] = True
+    _lists: ClassVar[Mapping[str, str]] = {
+        "exp_avgs": "exp_avg",
+        "exp_avg_sqs": "exp_avg_sq",
+        "mu_products": "mu_product",
+        "state_steps": "step",
+    }
     _beginnings: ClassVar[dict[str, float | str]] = {"mu_product": 1.0}
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
@@ -59,6 +68,15 @@ class NAdam(Optimizer):
         hyper = self._hyper(group)
         return webtorch.exp(step * hyper("log decay")) * hyper("-beta1/2") + hyper("beta1")
 
+    def _begun(self, group: Group, param: Tensor) -> StateDict:
+        """Return the state of a parameter, which begins if there is none."""
+        state = self.state[param]
+        if "exp_avg" not in state:
+            state["mu_product"] = webtorch.ones((), dtype=webtorch.float32, device=param.device)
+            state["exp_avg"] = webtorch.zeros_like(param)
+            state["exp_avg_sq"] = webtorch.zeros_like(param)
+        return state
+
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         hyper, rate = self._hyper(group), self._scalar(group, "-lr")
@@ -66,13 +84,7 @@ class NAdam(Optimizer):
             now, following = self._momentum(group, step), self._momentum(group, step + 1)
             correction = -webtorch.expm1(step * hyper("log beta2"))
             for param, grad in members:
-                state = self.state[param]
-                if "exp_avg" not in state:
-                    state["mu_product"] = webtorch.ones(
-                        (), dtype=webtorch.float32, device=param.device
-                    )
-                    state["exp_avg"] = webtorch.zeros_like(param)
-                    state["exp_avg_sq"] = webtorch.zeros_like(param)
+                state = self._begun(group, param)
                 grad = self._decayed(group, param, grad)
                 product = state["mu_product"]
                 product.mul_(now)
@@ -83,3 +95,28 @@ class NAdam(Optimizer):
                 fresh = (1 - now) / (1 - product) * rate
                 ahead = following / (1 - product * following) * rate
                 param.add_((grad * fresh + average * ahead) / root)
+
+
+def nadam(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    mu_products: list[Tensor],
+    state_steps: list[Tensor],
+    decoupled_weight_decay: bool = False,
+    foreach: bool | None = None,
+    capturable: bool = False,
+    differentiable: bool = False,
+    has_complex: bool = False,
+    maximize: bool = False,
+    *,
+    beta1: float,
+    beta2: float,
+    lr: float,
+    weight_decay: float,
+    momentum_decay: float,
+    eps: float,
+) -> None:
+    """Make a step of NAdam on parameters with gradients and states that are given in lists."""
+    update_lists(NAdam, locals(), betas=(beta1, beta2))

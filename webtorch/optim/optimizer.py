@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from webtorch.dispatch.call import Callee, enter
+from webtorch.errors import CHECKS
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.gradients import clear_grads
@@ -200,6 +201,7 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
                         f"but got {changed}."
                     )
                 args, kwargs = changed
+        last = None if tracing.active else _Last(self)
         found_inf = self.__dict__.get("found_inf")
         before = None if found_inf is None else self._values()
         if tracing.active:
@@ -222,7 +224,17 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
         # Nor does a context that is still open keep what it cast of the parameters before.
         forget_written()
         # One step is one program: recorded work does not pile up, and the cache sees it whole.
-        realize(*(param for group in self.param_groups for param in group["params"]))
+        params = [param for group in self.param_groups for param in group["params"]]
+        try:
+            realize(*params)
+            for backend in {p._storage.runtime.backend for p in params}:
+                if backend.has_failed:
+                    backend.synchronize()
+        except CHECKS:
+            # PyTorch, which is not lazy, would not have come to the step.
+            if last is not None:
+                last.give_back()
+            raise
         return out
 
     watch = Optimizer._watched if is_internal(step.__code__) else None
@@ -237,6 +249,31 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
 
     entered.hooked = True  # type: ignore[attr-defined]
     return entered
+
+
+class _Last:
+    """What an optimizer's step may write, as it is before the step."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.states = optimizer.state
+        self.state = {param: {**state} for param, state in self.states.items()}
+        written = [t for _, t in optimizer._written()]
+        self.counters = [(t._counter, t._counter.version) for t in written]
+        self.values = [(s, s.node, s.version) for t in written for s in (t._storage,)]
+
+    def give_back(self) -> None:
+        """Let all be as it was."""
+        for counter, version in self.counters:
+            counter.version = version
+        for storage, node, version in self.values:
+            storage.take_back(node, version)
+        for param in [p for p in self.states if p not in self.state]:
+            del self.states[param]
+        for param, state in self.state.items():
+            now = self.states[param]
+            if now.keys() != state.keys() or not all(map(is_, now.values(), state.values())):
+                now.clear()
+                now.update(state)
 
 
 class Optimizer:
@@ -263,6 +300,9 @@ class Optimizer:
     _takes_complex: ClassVar[bool] = True
     # State that does not begin as zero: the number, or the name of the option, that it begins as.
     _beginnings: ClassVar[dict[str, float | str]] = {}
+    # PyTorch's lists of a step -> what they have of each state, in the order of `_init_group`; and what that returns.
+    _lists: ClassVar[Mapping[str, str]] = {}
+    _tells: ClassVar[tuple[str, ...]] = ("complex",)
     # Derived numbers of `Hyper`, by name.
     _derived: ClassVar[dict[str, Derived]] = {
         "-lr": lambda group: -group["lr"],
@@ -431,7 +471,7 @@ class Optimizer:
         hooks = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
         if args or kwargs or hooks or _global_pre_hooks or _global_post_hooks:
             return None
-        if self.defaults.get("differentiable"):
+        if self.defaults.get("differentiable") or self._is_listed():
             return None
         groups = self.param_groups
         return Watched(
@@ -539,7 +579,56 @@ class Optimizer:
         else:
             param.mul_(self._hyper(group)("1-lr*weight_decay"))
 
+    def _is_listed(self) -> bool:
+        """Whether a class has replaced what makes the lists of a step."""
+        return type(self)._init_group is not Optimizer._init_group
+
+    def _begun(self, group: Group, param: Tensor) -> StateDict:
+        """Return the state of a parameter, which begins if there is none."""
+        return self.state[param]
+
+    def _init_group(
+        self, group: Group, params: list[Tensor], grads: list[Tensor], *lists: list[Any]
+    ) -> Any:
+        """Append the parameters that have a gradient, their gradients and their states to lists; states that there are
+        not begin. For optimizers that derive from PyTorch's and call this, or replace it; a step does neither.
+        """
+        pairs = self._gradients({**group, "maximize": False})
+        counts: set[int] = set()
+        for param, grad in pairs:
+            params.append(param)
+            grads.append(grad)
+            state = self._begun(group, param)
+            if "step" in self._lists.values():
+                self._new_steps([param])
+                if id(state["step"]) in counts:
+                    # Who counts its list would count what is shared several times.
+                    state["step"] = state["step"].clone()
+                counts.add(id(state["step"]))
+            for key, values in zip(self._lists.values(), lists, strict=True):
+                if group.get(_OPTIONS.get(key, ""), True):
+                    values.append(state.get(key))
+        told = {
+            "sparse": any(g.layout is not strided for _, g in pairs),
+            "complex": any(p.is_complex() for p, _ in pairs),
+        }
+        found = tuple([told[name] for name in self._tells])
+        return found if len(found) > 1 else found[0]
+
     def _update_all(self, group: Group) -> None:
+        """Change the parameters of one group, by the lists of a class that makes its own."""
+        if not self._is_listed():
+            self._update_real(group)
+            return
+        given: dict[str, list[Any]] = {name: [] for name in ("params", "grads", *self._lists)}
+        self._init_group(group, *given.values())
+        update_lists(type(self), {**group, **given})
+        for name, key in self._lists.items():
+            for param, value in zip(given["params"], given[name], strict=False):
+                if value is not None and self.state[param].get(key) is not value:
+                    self.state[param][key] = value
+
+    def _update_real(self, group: Group) -> None:
         """Change the parameters of one group; complex ones as pairs of real numbers, as PyTorch does."""
         given = group["params"]
         if not any(p.dtype.is_complex for p in given):
@@ -788,6 +877,36 @@ def _moved(param: Tensor, value: object) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_moved(param, one) for one in value)
     return value
+
+
+# What there is only where an option of the group says so.
+_OPTIONS = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad", "grad_avg": "centered"}
+
+
+def update_lists(cls: type[Optimizer], arguments: Mapping[str, Any], **more: object) -> None:
+    """Make one step on parameters, gradients and states that are given in lists, with the options of a group."""
+    group = {**arguments, **more}
+    found_inf, scale = group.get("found_inf"), group.get("grad_scale")
+    if found_inf is not None and found_inf.item():
+        return
+    lists = {key: arguments[name] for name, key in cls._lists.items()}
+    made = object.__new__(cls)
+    made.state = States()
+    made._make_hook_tables()
+    params = []
+    for i, (given, grad) in enumerate(zip(group["params"], group["grads"], strict=True)):
+        # The same memory, with the gradient that was given.
+        param = given.view_as(given) if webtorch.is_grad_enabled() else given.detach()
+        param._grad = grad if scale is None else grad / scale
+        state = {k: v[i] for k, v in lists.items() if i < len(v) and v[i] is not None}
+        made.state.begin(param, state)
+        params.append(param)
+    made.param_groups = [{**group, "params": params}]
+    made._update_real(made.param_groups[0])
+    for key, values in lists.items():
+        values[:] = [
+            made.state[p].get(key) if v is None else v for p, v in zip(params, values, strict=False)
+        ]
 
 
 def options_of(arguments: Mapping[str, object]) -> Group:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
@@ -12,12 +13,14 @@ from webtorch.optim.optimizer import (
     Derived,
     Group,
     Optimizer,
+    StateDict,
     check_options,
     options_of,
+    update_lists,
 )
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["RAdam"]
+__all__ = ["RAdam", "radam"]
 
 
 def _rate(group: Group) -> float:
@@ -34,6 +37,11 @@ class RAdam(Optimizer):
     """Adam whose step size is rectified while its average of squares is short. Liu et al., 2020."""
 
     _takes_back: ClassVar[bool] = True
+    _lists: ClassVar[Mapping[str, str]] = {
+        "exp_avgs": "exp_avg",
+        "exp_avg_sqs": "exp_avg_sq",
+        "state_steps": "step",
+    }
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         **OF_DECAY,
@@ -80,6 +88,14 @@ class RAdam(Optimizer):
         behind = webtorch.where(y < 0.7, series, y / webtorch.expm1(y) - 1 + y / 2)
         return step + hyper("rest") + behind * hyper("-2/x")
 
+    def _begun(self, group: Group, param: Tensor) -> StateDict:
+        """Return the state of a parameter, which begins if there is none."""
+        state = self.state[param]
+        if "exp_avg" not in state:
+            state["exp_avg"] = webtorch.zeros_like(param)
+            state["exp_avg_sq"] = webtorch.zeros_like(param)
+        return state
+
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         hyper = self._hyper(group)
@@ -91,13 +107,33 @@ class RAdam(Optimizer):
             rectified = ((rho - 4) * (rho - 2) / rho * hyper("limit")).clamp(min=0).sqrt()
             rectified = rectified * webtorch.sqrt(-webtorch.expm1(step * hyper("log beta2")))
             for param, grad in members:
-                state = self.state[param]
-                if "exp_avg" not in state:
-                    state["exp_avg"] = webtorch.zeros_like(param)
-                    state["exp_avg_sq"] = webtorch.zeros_like(param)
+                state = self._begun(group, param)
                 grad = self._decayed(group, param, grad)
                 average, square = state["exp_avg"], state["exp_avg_sq"]
                 average.lerp_(grad, hyper("1-beta1"))
                 square.mul_(hyper("beta2")).addcmul_(grad, grad, value=hyper("1-beta2"))
                 factor = webtorch.where(adaptive, rectified / square.sqrt().add(hyper("eps")), 1.0)
                 param.add_(average * scale * factor)
+
+
+def radam(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    state_steps: list[Tensor],
+    decoupled_weight_decay: bool = False,
+    foreach: bool | None = None,
+    differentiable: bool = False,
+    capturable: bool = False,
+    has_complex: bool = False,
+    maximize: bool = False,
+    *,
+    beta1: float,
+    beta2: float,
+    lr: float,
+    weight_decay: float,
+    eps: float,
+) -> None:
+    """Make a step of RAdam on parameters with gradients and states that are given in lists."""
+    update_lists(RAdam, locals(), betas=(beta1, beta2))

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Group, Optimizer, check_options, options_of
+from webtorch.optim.optimizer import (
+    Derived,
+    Group,
+    Optimizer,
+    StateDict,
+    check_options,
+    options_of,
+    update_lists,
+)
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["RMSprop"]
+__all__ = ["RMSprop", "rmsprop"]
 
 
 class RMSprop(Optimizer):
@@ -18,6 +27,12 @@ class RMSprop(Optimizer):
     """
 
     _takes_back: ClassVar[bool] = True
+    _lists: ClassVar[Mapping[str, str]] = {
+        "square_avgs": "square_avg",
+        "momentum_buffer_list": "momentum_buffer",
+        "grad_avgs": "grad_avg",
+        "state_steps": "step",
+    }
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "1-alpha": lambda group: 1 - group["alpha"],
@@ -42,18 +57,23 @@ class RMSprop(Optimizer):
         check_options(defaults, "eps", "momentum", "weight_decay", "alpha")
         super().__init__(params, defaults)
 
+    def _begun(self, group: Group, param: Tensor) -> StateDict:
+        """Return the state of a parameter, which begins if there is none."""
+        state = self.state[param]
+        if "square_avg" not in state:
+            state["square_avg"] = webtorch.zeros_like(param)
+            if group["momentum"] > 0:
+                state["momentum_buffer"] = webtorch.zeros_like(param)
+            if group["centered"]:
+                state["grad_avg"] = webtorch.zeros_like(param)
+        return state
+
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         rate, hyper = self._scalar(group, "-lr"), self._hyper(group)
         for _, members in self._advanced(group):
             for param, grad in members:
-                state = self.state[param]
-                if "square_avg" not in state:
-                    state["square_avg"] = webtorch.zeros_like(param)
-                    if group["momentum"] > 0:
-                        state["momentum_buffer"] = webtorch.zeros_like(param)
-                    if group["centered"]:
-                        state["grad_avg"] = webtorch.zeros_like(param)
+                state = self._begun(group, param)
                 grad = self._decayed(group, param, grad)
                 square = state["square_avg"]
                 square.mul_(hyper("alpha")).addcmul_(grad, grad, value=hyper("1-alpha"))
@@ -68,3 +88,27 @@ class RMSprop(Optimizer):
                     param.add_(buffer * rate)
                 else:
                     param.addcdiv_(grad * rate, root)
+
+
+def rmsprop(
+    params: list[Tensor],
+    grads: list[Tensor],
+    square_avgs: list[Tensor],
+    grad_avgs: list[Tensor],
+    momentum_buffer_list: list[Tensor],
+    state_steps: list[Tensor],
+    foreach: bool | None = None,
+    maximize: bool = False,
+    differentiable: bool = False,
+    capturable: bool = False,
+    has_complex: bool = False,
+    *,
+    lr: float,
+    alpha: float,
+    eps: float,
+    weight_decay: float,
+    momentum: float,
+    centered: bool,
+) -> None:
+    """Make a step of RMSprop on parameters with gradients and states that are given in lists."""
+    update_lists(RMSprop, locals())

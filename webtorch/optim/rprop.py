@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from webtorch.functions import public as webtorch
-from webtorch.optim.optimizer import Derived, Group, Optimizer, check_options, options_of
+from webtorch.optim.optimizer import (
+    Derived,
+    Group,
+    Optimizer,
+    StateDict,
+    check_options,
+    options_of,
+    update_lists,
+)
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["Rprop"]
+__all__ = ["Rprop", "rprop"]
 
 
 class Rprop(Optimizer):
@@ -18,6 +27,11 @@ class Rprop(Optimizer):
     """
 
     _takes_back: ClassVar[bool] = True
+    _lists: ClassVar[Mapping[str, str]] = {
+        "prevs": "prev",
+        "step_sizes": "step_size",
+        "state_steps": "step",
+    }
     _beginnings: ClassVar[dict[str, float | str]] = {"step_size": "lr"}
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
@@ -46,16 +60,23 @@ class Rprop(Optimizer):
             raise ValueError(f"Invalid eta values: {etas[0]}, {etas[1]}")
         super().__init__(params, defaults)
 
+    def _begun(self, group: Group, param: Tensor) -> StateDict:
+        """Return the state of a parameter, which begins if there is none."""
+        state = self.state[param]
+        if "prev" not in state:
+            state["prev"] = webtorch.zeros_like(param)
+            size = self._scalar(group, "lr")
+            size = complex(size, size) if param.is_complex() else size
+            start = webtorch.zeros_like(param) + size
+            state["step_size"] = start.to(param.dtype)
+        return state
+
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""
         hyper = self._hyper(group)
         for _, members in self._advanced(group):
             for param, grad in members:
-                state = self.state[param]
-                if "prev" not in state:
-                    state["prev"] = webtorch.zeros_like(param)
-                    start = webtorch.zeros_like(grad) + self._scalar(group, "lr")
-                    state["step_size"] = start.to(grad.dtype)
+                state = self._begun(group, param)
                 previous, size = state["prev"], state["step_size"]
                 agreement = grad * previous
                 changed = webtorch.where(agreement > 0, size * hyper("eta+"), size)
@@ -65,3 +86,26 @@ class Rprop(Optimizer):
                 kept = webtorch.where(agreement < 0, 0.0, grad)
                 param.sub_(kept.sign() * size)
                 previous.copy_(kept)
+
+
+def rprop(
+    params: list[Tensor],
+    grads: list[Tensor],
+    prevs: list[Tensor],
+    step_sizes: list[Tensor],
+    state_steps: list[Tensor],
+    foreach: bool | None = None,
+    capturable: bool = False,
+    maximize: bool = False,
+    differentiable: bool = False,
+    has_complex: bool = False,
+    *,
+    step_size_min: float,
+    step_size_max: float,
+    etaminus: float,
+    etaplus: float,
+) -> None:
+    """Make a step of Rprop on parameters with gradients and states that are given in lists."""
+    update_lists(
+        Rprop, locals(), etas=(etaminus, etaplus), step_sizes=(step_size_min, step_size_max)
+    )

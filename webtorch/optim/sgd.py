@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from webtorch.optim.optimizer import (
@@ -11,10 +12,11 @@ from webtorch.optim.optimizer import (
     check_flags,
     check_options,
     options_of,
+    update_lists,
 )
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["SGD"]
+__all__ = ["SGD", "sgd"]
 
 
 class SGD(Optimizer):
@@ -25,7 +27,11 @@ class SGD(Optimizer):
     """
 
     _takes_back: ClassVar[bool] = True
+    _lists: ClassVar[Mapping[str, str]] = {
+        "momentum_buffer_list": "momentum_buffer",
+    }
     _takes_sparse: ClassVar[bool] = True
+    _tells: ClassVar[tuple[str, ...]] = ("sparse",)
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "1-dampening": lambda group: 1 - group["dampening"],
@@ -89,3 +95,24 @@ class SGD(Optimizer):
                 param.add_(grad * rate)
             else:
                 param.add_(grad, alpha=rate)
+
+
+def sgd(
+    params: list[Tensor],
+    d_p_list: list[Tensor],
+    momentum_buffer_list: list[Tensor | None],
+    has_sparse_grad: bool = False,
+    foreach: bool | None = None,
+    fused: bool | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: float,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+) -> None:
+    """Make a step of SGD on parameters with gradients and states that are given in lists."""
+    update_lists(SGD, locals(), grads=d_p_list)

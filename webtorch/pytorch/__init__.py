@@ -8,6 +8,7 @@ why). Raises ImportError for a PyTorch that is too old.
 interrupt  Ctrl-C that cannot abort the process
 guard      what PyTorch asks of the device, answered in machine code
 hooks      exceptions of hooks in a backward pass, which cannot either
+lent       PyTorch's kernels for views, called without Python
 device     PyTorch storages that carry webtorch's, allocation, copies, views
 random     random operators, from generators of either side; all others mean what `webtorch.aten` says
 attention  scaled dot-product attention as one operator

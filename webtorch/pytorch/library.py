@@ -26,6 +26,7 @@ from webtorch.pytorch import (
     fallback,
     foreach,
     grouped,
+    lent,
     optimizer,
     patches,
     regions,
@@ -137,10 +138,12 @@ def _register_own(library: torch.library.Library) -> None:
     sparse.register(library, hide)
     compressed.register(library, hide)
 
-    for name in [n for entry in TABLE.values() for n in entry.geometry]:
-        # No frame of Python runs for a view.
-        view = functools.partial(_operator(name)._handle.redispatch_boxed, CPU)
+    views = {n: _operator(n) for entry in TABLE.values() for n in entry.geometry}
+    for name, operator in views.items():
+        # No frame of Python runs for a view, and mostly no function of it either.
+        view = functools.partial(operator._handle.redispatch_boxed, CPU)
         library.impl(name, view, "PrivateUse1")
+    lent.lend(views)
     for name, kernel in (KERNELS | optimizer.KERNELS).items():
         library.impl(name, hide(kernel), "PrivateUse1")
     for name in [n for entry in TABLE.values() for n in entry.lapack]:

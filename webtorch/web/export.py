@@ -77,6 +77,7 @@ def export(
     title: str | None = None,
     half: bool = False,
     single_file: bool = False,
+    page: str | None = None,
     cpu: bool | None = None,
     limits: Limits = BROWSER_LIMITS,
 ) -> Path:
@@ -99,10 +100,11 @@ def export(
     need not be given. `examples` are batches for the page to run on, by default the example inputs.
     `inputs`, `outputs` and `examples` are dicts by function where there are several. `initial` is the
     model as it was before training (a fresh one, or its state dict): the page then also starts from there, so that a
-    visitor sees it learn. `labels` are
-    the names of a classifier's classes, `targets` the right ones of the examples that it is shown with, `vocabulary` the characters (or tokens) of integer inputs:
-    they let the page show samples and take text. `half` stores parameters in 16 bits;
-    `single_file` writes one HTML file that needs no server. `cpu` adds WebAssembly for tabs without
+    visitor sees it learn. `labels` are the names of a classifier's classes, `targets` the right ones of the examples
+    that it is shown with, `vocabulary` the characters (or tokens) of integer inputs: they let the page show samples and take text. `half` stores parameters in 16 bits;
+    `single_file` writes one HTML file that needs no server. `page` is HTML to stand in the place of what pages
+    usually show, with its `<style>` and its `<script type="module">`, which imports what it needs from
+    "./widgets.js" and "./runtime.js". `cpu` adds WebAssembly for tabs without
     WebGPU, by default where llvmlite is there to write it and the program has nothing that only
     WebGPU does.
 
@@ -140,8 +142,8 @@ def export(
     exported.program["vocabulary"] = list(vocabulary) if vocabulary is not None else None
     return write_site(
         Path(path), exported.program, exported.weights, exported.examples, exported.native,
-        {} if single_file else exported.software, initial=exported.initial, code=exported.code, constants=exported.constants,
-        single_file=single_file,
+        {} if single_file else exported.software, initial=exported.initial, code=exported.code,
+        constants=exported.constants, single_file=single_file, own_page=page,
     )  # fmt: skip
 
 
