@@ -101,7 +101,8 @@ def export(
     `inputs`, `outputs` and `examples` are dicts by function where there are several. `initial` is the
     model as it was before training (a fresh one, or its state dict): the page then also starts from there, so that a
     visitor sees it learn. `labels` are the names of a classifier's classes, `targets` the right ones of the examples
-    that it is shown with, `vocabulary` the characters (or tokens) of integer inputs: they let the page show samples and take text. `half` stores parameters in 16 bits;
+    that it is shown with, `vocabulary` the characters (or tokens) of integer inputs: they let the page show samples
+    and take text. `half` stores parameters in 16 bits;
     `single_file` writes one HTML file that needs no server. `page` is HTML to stand in the place of what pages
     usually show, with its `<style>` and its `<script type="module">`, which imports what it needs from
     "./widgets.js" and "./runtime.js". `cpu` adds WebAssembly for tabs without

@@ -200,6 +200,38 @@ async function measure() {
 
 const isText = (argument) => vocabulary !== null && argument.kind === "integers" && argument.shape.length >= 1;
 
+/** Return how far a point is from a line between two others. */
+function distance([x, y], [fromX, fromY], [toX, toY]) {
+  const [dx, dy] = [toX - fromX, toY - fromY];
+  const along = Math.max(0, Math.min(1, ((x - fromX) * dx + (y - fromY) * dy) / (dx * dx + dy * dy || 1)));
+  return Math.hypot(x - fromX - along * dx, y - fromY - along * dy);
+}
+
+/** Return the mean of the boxes that bright points of examples fill: left, top, right, bottom. */
+function inkBox({ data, shape }, top) {
+  const [height, width] = shape.slice(-2);
+  const count = elementsOf(shape.slice(0, -2));
+  const sum = [0, 0, 0, 0];
+  for (let n = 0; n < count; n++) {
+    const box = [width, height, 0, 0];
+    for (let at = 0; at < height * width; at++) {
+      if (Number(data[n * height * width + at]) < 0.4 * top) continue;
+      const [x, y] = [at % width, Math.floor(at / width)];
+      [box[0], box[1], box[2], box[3]] = [Math.min(box[0], x), Math.min(box[1], y), Math.max(box[2], x), Math.max(box[3], y)];
+    }
+    box.forEach((v, i) => (sum[i] += v / count));
+  }
+  return sum;
+}
+
+/** Return what moves points into a box: as high as it, or as wide where they are wider, in its middle. */
+function fitted(points, [left, top, right, bottom]) {
+  const [xs, ys] = [points.map((p) => p[0]), points.map((p) => p[1])];
+  const [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const scale = Math.min((bottom - top) / Math.max(y1 - y0, 1e-3), (right - left) / Math.max(x1 - x0, 1e-3), 4);
+  return ([x, y]) => [(left + right) / 2 + scale * (x - (x0 + x1) / 2), (top + bottom) / 2 + scale * (y - (y0 + y1) / 2)];
+}
+
 /** Return a canvas to draw on, with buttons; its reader gives a whole batch, with the drawing in the first place. */
 function imageInput(argument, example) {
   const { shape, dtype } = argument;
@@ -215,29 +247,45 @@ function imageInput(argument, example) {
     hint.hidden = batch.subarray(0, size).some((v) => v !== 0);
   };
   let shownExample = 0;
+  // The picture that is drawn upon.
+  const under = new Float32Array(size);
   const put = (values) => {
+    strokes.length = 0;
+    under.set(values);
     batch.set(values, 0);
     redraw();
   };
-  // A soft brush, one sixteenth of the picture wide at least.
+  // A soft brush, one sixteenth of the picture wide at least, along what was drawn.
   const radius = Math.max(0.75, width / 16);
-  const stroke = (event) => {
-    const box = canvas.getBoundingClientRect();
-    const [x, y] = [((event.clientX - box.left) / box.width) * width - 0.5, ((event.clientY - box.top) / box.height) * height - 0.5];
+  const strokes = [];
+  const box = example && channels === 1 ? inkBox(example, top) : null;
+  const ink = (map = (p) => p) => {
+    const segments = strokes.flatMap((points) => points.map((p, n) => [map(points[Math.max(0, n - 1)]), map(p)]));
     for (let i = 0; i < height; i++) {
       for (let j = 0; j < width; j++) {
-        const ink = top * Math.max(0, Math.min(1, 1.35 - Math.hypot(i - y, j - x) / radius));
-        for (let c = 0; c < channels; c++) batch[(c * height + i) * width + j] = Math.max(batch[(c * height + i) * width + j], ink);
+        const far = Math.min(...segments.map(([from, to]) => distance([j, i], from, to)));
+        for (let c = 0; c < channels; c++) {
+          const at = (c * height + i) * width + j;
+          batch[at] = Math.max(under[at], top * Math.max(0, Math.min(1, 1.35 - far / radius)));
+        }
       }
     }
     redraw();
     answerSoon();
   };
+  const pointed = (event) => {
+    const place = canvas.getBoundingClientRect();
+    strokes.at(-1)?.push([((event.clientX - place.left) / place.width) * width - 0.5, ((event.clientY - place.top) / place.height) * height - 0.5]);
+    ink();
+  };
   canvas.addEventListener("pointerdown", (event) => {
     canvas.setPointerCapture(event.pointerId);
-    stroke(event);
+    strokes.push([]);
+    pointed(event);
   });
-  canvas.addEventListener("pointermove", (event) => event.buttons && stroke(event));
+  canvas.addEventListener("pointermove", (event) => event.buttons && pointed(event));
+  // What was drawn is made as large as the examples are, and put where theirs is: a network has seen no other ones.
+  canvas.addEventListener("pointerup", () => box && strokes.length && !under.some((v) => v) && ink(fitted(strokes.flat(), box)));
   const clear = make("button", { textContent: "Clear" });
   clear.addEventListener("click", () => {
     put(new Float32Array(size));

@@ -54,10 +54,11 @@ export function curve(svg, values, at = null) {
   const y = (v) => top + (height - top - bottom) * (1 - (v - low) / (high - low));
   if (!finite.length) add("text", { class: "empty", x: (left + width) / 2, y: height / 2, "text-anchor": "middle" }, "Each step adds a point here");
   for (let v = low; v <= high + tick / 2; v += tick) {
+    if (!finite.length && v > low) break;
     add("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) });
     if (finite.length) add("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, String(Number(v.toPrecision(6))));
   }
-  for (let i = 0; i <= 4; i++) {
+  for (let i = 0; i <= 4 && finite.length; i++) {
     const s = Math.round((last * i) / 4);
     add("text", { x: x(s), y: height - 4, "text-anchor": i === 0 ? "start" : i === 4 ? "end" : "middle" }, String(s + 1));
   }
