@@ -1,15 +1,12 @@
 /** The page of an export: trains, draws the loss, takes inputs by hand and shows what the program makes of them. */
 
-import { fetchFile, load, readSafetensors } from "./runtime.js";
+import { $, curve, drawn, elementsOf, examples, initial, make, opened, paint, say, shares, text } from "./widgets.js";
 
-const $ = (id) => document.getElementById(id);
-const SVG = "http://www.w3.org/2000/svg";
 // Milliseconds between two looks at the samples while training, and characters that are written at once.
 const LOOK = 1200;
 const PROMPT = 160;
-// Steps from which the curve's mean is drawn, and how many on each side it takes.
-const SMOOTH = 48;
-const HALF = 8;
+// Steps of which a number beside the curve is the mean.
+const MEAN = 16;
 const values = [];
 let model = null;
 // The function that trains (or is measured), the one that answers, and the one that only tells a number.
@@ -19,6 +16,12 @@ let judging = null;
 let batches = {};
 let resultName = null;
 let running = false;
+// Which run it is: a loop ends when another one begins.
+let turn = 0;
+// Whether the weights began at random numbers here.
+let fresh = false;
+// Of each other number that a step gives: its latest values.
+const others = new Map();
 let started = 0;
 let startedAt = 0;
 let looked = 0;
@@ -28,78 +31,20 @@ let writing = false;
 // Of each input of the answering function: how to read it.
 const readers = new Map();
 
-const text = (value) => (!Number.isFinite(value) ? String(value) : value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5) ? value.toPrecision(4) : value.toExponential(2));
 const bytesText = (n) => (n < 1e3 ? `${n} B` : n < 1e6 ? `${(n / 1e3).toFixed(1)} kB` : `${(n / 1e6).toFixed(1)} MB`);
-const elementsOf = (shape) => shape.reduce((n, size) => n * size, 1);
-const make = (tag, properties = {}, ...children) => {
-  const node = Object.assign(document.createElement(tag), properties);
-  node.append(...children);
-  return node;
-};
-
-function say(words, bad = false) {
-  $("status").className = bad ? "bad" : "";
-  $("status").textContent = words;
-}
 
 function fail(error) {
   running = false;
-  $("run").textContent = "Run";
+  $("run").textContent = doing();
   say(error.message, true);
 }
 
-/** Return the mean of the steps around one. */
-function mean(values, at) {
-  const near = values.slice(Math.max(0, at - HALF), at + HALF + 1);
-  return near.reduce((sum, v) => sum + v, 0) / near.length;
-}
+/** Return what the button does when nothing runs. */
+const doing = () => (!model?.functions[training]?.writes ? "Run" : model.program.initial && !fresh ? "Continue" : "Train");
 
 function draw(at = null) {
-  // One unit of the drawing is one pixel, so that text has its size on a phone too.
-  const width = Math.max(280, Math.round($("chart").clientWidth || 800));
-  const [height, left, right, top, bottom] = [280, 52, 8, 8, 24];
-  $("chart").setAttribute("viewBox", `0 0 ${width} ${height}`);
-  const parts = [];
-  const add = (tag, attributes, content) => {
-    const node = document.createElementNS(SVG, tag);
-    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-    if (content !== undefined) node.textContent = content;
-    parts.push(node);
-  };
-  const finite = values.filter(Number.isFinite);
-  let low = Math.min(...finite, Infinity);
-  let high = Math.max(...finite, -Infinity);
-  if (!finite.length) [low, high] = [0, 1];
-  if (low === high) [low, high] = [low - Math.abs(low) * 0.1 - 1e-6, high + Math.abs(high) * 0.1 + 1e-6];
-  const step = 10 ** Math.floor(Math.log10(high - low));
-  const tick = (high - low) / step > 5 ? 2 * step : (high - low) / step > 2 ? step : step / 2;
-  [low, high] = [Math.floor(low / tick) * tick, Math.ceil(high / tick) * tick];
-  const last = Math.max(values.length - 1, 9);
-  const x = (i) => left + ((width - left - right) * i) / last;
-  const y = (v) => top + (height - top - bottom) * (1 - (v - low) / (high - low));
-  for (let v = low; v <= high + tick / 2; v += tick) {
-    add("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) });
-    add("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, String(Number(v.toPrecision(6))));
-  }
-  for (let i = 0; i <= 4; i++) {
-    const s = Math.round((last * i) / 4);
-    add("text", { x: x(s), y: height - 4, "text-anchor": i === 0 ? "start" : i === 4 ? "end" : "middle" }, String(s + 1));
-  }
-  // No more points than the chart has pixels.
-  const every = Math.max(1, Math.ceil(values.length / 800));
-  const shown = values.map((v, i) => [i, v]).filter(([i, v]) => Number.isFinite(v) && (i % every === 0 || i === values.length - 1));
-  const line = (points) => points.map(([i, v], n) => `${n ? "L" : "M"}${x(i).toFixed(1)} ${y(v).toFixed(1)}`).join("");
-  // Batches differ: what the values tend to is the mean of the last ones.
-  const smooth = values.length >= SMOOTH;
-  add("path", { class: smooth ? "curve faint" : "curve", d: line(shown) });
-  if (smooth) add("path", { class: "curve", d: line(shown.map(([i]) => [i, mean(values, i)]).filter(([, v]) => Number.isFinite(v))) });
-  $("unit").textContent = smooth ? `at each step, and the mean of ${2 * HALF + 1} steps` : "at each step";
-  if (at !== null && Number.isFinite(values[at])) {
-    add("line", { class: "cursor", x1: x(at), x2: x(at), y1: top, y2: height - bottom });
-    add("circle", { class: "dot", cx: x(at), cy: y(values[at]), r: 5 });
-  }
+  $("unit").textContent = curve($("chart"), values, at);
   $("pointed").textContent = at === null ? "" : `step ${at + 1}: ${text(values[at])}`;
-  $("chart").replaceChildren(...parts);
 }
 
 /** Return results that are no single number in a few words: type, shape and the first elements of each. */
@@ -135,15 +80,25 @@ async function step() {
   const outputs = await model[training](given[values.length % given.length]);
   if (resultName) show(outputs[resultName].data[0]);
   else show(NaN, summary(outputs));
+  for (const [name, latest] of others) {
+    latest.push(outputs[name].data[0]);
+    if (latest.length > MEAN) latest.shift();
+    const mean = latest.reduce((sum, v) => sum + v, 0) / latest.length;
+    if (name === beside()) $("size").textContent = /^acc/i.test(name) ? `${(100 * mean).toFixed(1)} %` : text(mean);
+  }
 }
+
+/** Return the second number of a training step, which has the fourth figure where no function of its own judges. */
+const beside = () => (judging ? null : ([...others.keys()][0] ?? null));
 
 async function run() {
   running = !running;
-  $("run").textContent = running ? "Pause" : "Run";
+  const mine = ++turn;
+  $("run").textContent = running ? "Pause" : doing();
   [started, startedAt] = [values.length, performance.now()];
   try {
     let drawn = 0;
-    while (running) {
+    while (running && mine === turn) {
       await step();
       if (performance.now() - drawn > 50) {
         draw();
@@ -153,8 +108,27 @@ async function run() {
         await new Promise(requestAnimationFrame);
       }
     }
+    if (mine !== turn) return;
     draw();
     await look();
+  } catch (error) {
+    fail(error);
+  }
+}
+
+/** Train from the weights before any training. */
+async function startFromRandom() {
+  running = false;
+  turn++;
+  try {
+    await model.loadState(await initial());
+    fresh = true;
+    values.length = 0;
+    for (const latest of others.values()) latest.length = 0;
+    $("values").replaceChildren();
+    $("steps").textContent = "0";
+    await look();
+    await run();
   } catch (error) {
     fail(error);
   }
@@ -200,6 +174,9 @@ function describe() {
       return row;
     }),
   );
+  // Where no step has a line of a program, there is no column of them.
+  const lines = rows.some((row) => row.cells[2].textContent);
+  for (const row of [...rows, $("program").parentElement.tHead.rows[0]]) row.cells[2].hidden = !lines;
   $("program").replaceChildren(...rows);
   $("summary").textContent = Object.entries(model.functions).map(([name, f]) => `${name}: ${parts(f).length} ${model.device === "cpu" ? "calls" : "dispatches"}`).join(", ");
   const size = bytesText(model.program.states.reduce((sum, s) => sum + s.bytes, 0));
@@ -212,64 +189,47 @@ async function measure() {
     const { rows } = await model.profile(name, batches[name]?.[0] ?? (await given()));
     rows.forEach((row, i) => {
       const cell = document.querySelector(`[data-step="${CSS.escape(`${name}.${i}`)}"] td:last-child`);
-      cell.textContent = (row.ms * 1e3).toPrecision(3);
+      cell.textContent = rate(row.ms * 1e3);
     });
   } catch (error) {
     fail(error);
   }
 }
 
-// --- files ------------------------------------------------------------------------------------------------------------
-
-/** Return the bytes of a file that is a block of this page, or null. */
-function inline(name) {
-  const block = $(name);
-  return block ? Uint8Array.from(atob(block.textContent), (c) => c.charCodeAt(0)).buffer : null;
-}
-
-async function examples() {
-  const out = {};
-  let tensors = null;
-  const typed = { float32: Float32Array, int32: Int32Array, uint32: Uint32Array, int64: BigInt64Array, int8: Int8Array };
-  for (const [name, { arguments: inputs, examples: count }] of Object.entries(model.functions)) {
-    if (!inputs.length) {
-      out[name] = [{}];
-      continue;
-    }
-    out[name] = [];
-    if (!count) continue;
-    tensors ??= readSafetensors(inline("examples.safetensors") ?? (await fetchFile(new URL("./", location.href), "examples.safetensors")), "examples.safetensors");
-    const read = ({ dtype, bytes, shape }) => {
-      const array = new (typed[dtype] ?? Uint8Array)(bytes.slice().buffer);
-      return { data: dtype === "float16" ? halves(new Uint16Array(array.buffer)) : array, shape };
-    };
-    for (let i = 0; i < count; i++) out[name].push(Object.fromEntries(inputs.map((a) => [a.name, read(tensors[`${name}/${i}.${a.name}`])])));
-  }
-  return out;
-}
-
-const halves = (bits) => Float32Array.from(bits, (h) => {
-  const [sign, exponent, fraction] = [h & 0x8000 ? -1 : 1, (h >> 10) & 31, h & 1023];
-  return sign * (exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24);
-});
-
 // --- inputs by hand ---------------------------------------------------------------------------------------------------
 
 const isText = (argument) => vocabulary !== null && argument.kind === "integers" && argument.shape.length >= 1;
 
-/** Draw the image `index` of a batch (values from 0 to 1, or bytes) on a canvas. */
-function paint(canvas, { data, shape }, index, dtype) {
-  const [channels, height, width] = shape.slice(-3);
-  [canvas.width, canvas.height] = [width, height];
-  const image = new ImageData(width, height);
-  const from = index * channels * height * width;
-  const part = Array.from(data.slice(from, from + channels * height * width), Number);
-  let [low, high] = dtype === "uint8" ? [0, 255] : [Math.min(...part, 0), Math.max(...part, 1)];
-  for (let i = 0; i < height * width; i++) {
-    for (let c = 0; c < 3; c++) image.data[4 * i + c] = (255 * (part[(c % channels) * height * width + i] - low)) / (high - low);
-    image.data[4 * i + 3] = 255;
+/** Return how far a point is from a line between two others. */
+function distance([x, y], [fromX, fromY], [toX, toY]) {
+  const [dx, dy] = [toX - fromX, toY - fromY];
+  const along = Math.max(0, Math.min(1, ((x - fromX) * dx + (y - fromY) * dy) / (dx * dx + dy * dy || 1)));
+  return Math.hypot(x - fromX - along * dx, y - fromY - along * dy);
+}
+
+/** Return the mean of the boxes that bright points of examples fill: left, top, right, bottom. */
+function inkBox({ data, shape }, top) {
+  const [height, width] = shape.slice(-2);
+  const count = elementsOf(shape.slice(0, -2));
+  const sum = [0, 0, 0, 0];
+  for (let n = 0; n < count; n++) {
+    const box = [width, height, 0, 0];
+    for (let at = 0; at < height * width; at++) {
+      if (Number(data[n * height * width + at]) < 0.4 * top) continue;
+      const [x, y] = [at % width, Math.floor(at / width)];
+      [box[0], box[1], box[2], box[3]] = [Math.min(box[0], x), Math.min(box[1], y), Math.max(box[2], x), Math.max(box[3], y)];
+    }
+    box.forEach((v, i) => (sum[i] += v / count));
   }
-  canvas.getContext("2d").putImageData(image, 0, 0);
+  return sum;
+}
+
+/** Return what moves points into a box: as high as it, or as wide where they are wider, in its middle. */
+function fitted(points, [left, top, right, bottom]) {
+  const [xs, ys] = [points.map((p) => p[0]), points.map((p) => p[1])];
+  const [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const scale = Math.min((bottom - top) / Math.max(y1 - y0, 1e-3), (right - left) / Math.max(x1 - x0, 1e-3), 4);
+  return ([x, y]) => [(left + right) / 2 + scale * (x - (x0 + x1) / 2), (top + bottom) / 2 + scale * (y - (y0 + y1) / 2)];
 }
 
 /** Return a canvas to draw on, with buttons; its reader gives a whole batch, with the drawing in the first place. */
@@ -281,31 +241,51 @@ function imageInput(argument, example) {
   const canvas = make("canvas", { className: "draw", title: "Draw here" });
   canvas.setAttribute("aria-label", `${argument.name}: draw here`);
   const top = dtype === "uint8" ? 255 : 1;
-  const redraw = () => paint(canvas, { data: batch, shape }, 0, dtype);
+  const hint = make("span", { textContent: "Draw here" });
+  const redraw = () => {
+    paint(canvas, { data: batch, shape }, 0, dtype);
+    hint.hidden = batch.subarray(0, size).some((v) => v !== 0);
+  };
   let shownExample = 0;
+  // The picture that is drawn upon.
+  const under = new Float32Array(size);
   const put = (values) => {
+    strokes.length = 0;
+    under.set(values);
     batch.set(values, 0);
     redraw();
   };
-  // A soft brush, one sixteenth of the picture wide at least.
+  // A soft brush, one sixteenth of the picture wide at least, along what was drawn.
   const radius = Math.max(0.75, width / 16);
-  const stroke = (event) => {
-    const box = canvas.getBoundingClientRect();
-    const [x, y] = [((event.clientX - box.left) / box.width) * width - 0.5, ((event.clientY - box.top) / box.height) * height - 0.5];
+  const strokes = [];
+  const box = example && channels === 1 ? inkBox(example, top) : null;
+  const ink = (map = (p) => p) => {
+    const segments = strokes.flatMap((points) => points.map((p, n) => [map(points[Math.max(0, n - 1)]), map(p)]));
     for (let i = 0; i < height; i++) {
       for (let j = 0; j < width; j++) {
-        const ink = top * Math.max(0, Math.min(1, 1.35 - Math.hypot(i - y, j - x) / radius));
-        for (let c = 0; c < channels; c++) batch[(c * height + i) * width + j] = Math.max(batch[(c * height + i) * width + j], ink);
+        const far = Math.min(...segments.map(([from, to]) => distance([j, i], from, to)));
+        for (let c = 0; c < channels; c++) {
+          const at = (c * height + i) * width + j;
+          batch[at] = Math.max(under[at], top * Math.max(0, Math.min(1, 1.35 - far / radius)));
+        }
       }
     }
     redraw();
     answerSoon();
   };
+  const pointed = (event) => {
+    const place = canvas.getBoundingClientRect();
+    strokes.at(-1)?.push([((event.clientX - place.left) / place.width) * width - 0.5, ((event.clientY - place.top) / place.height) * height - 0.5]);
+    ink();
+  };
   canvas.addEventListener("pointerdown", (event) => {
     canvas.setPointerCapture(event.pointerId);
-    stroke(event);
+    strokes.push([]);
+    pointed(event);
   });
-  canvas.addEventListener("pointermove", (event) => event.buttons && stroke(event));
+  canvas.addEventListener("pointermove", (event) => event.buttons && pointed(event));
+  // What was drawn is made as large as the examples are, and put where theirs is: a network has seen no other ones.
+  canvas.addEventListener("pointerup", () => box && strokes.length && !under.some((v) => v) && ink(fitted(strokes.flat(), box)));
   const clear = make("button", { textContent: "Clear" });
   clear.addEventListener("click", () => {
     put(new Float32Array(size));
@@ -342,7 +322,7 @@ function imageInput(argument, example) {
   if (example && channels === 3) put(Array.from(example.data.slice(0, size), Number));
   else redraw();
   readers.set(argument.name, () => ({ data: dtype === "uint8" ? Array.from(batch, Math.round) : batch, shape }));
-  return make("div", { className: "drawing" }, canvas, buttons);
+  return make("div", { className: "drawing" }, make("div", { className: "pad" }, canvas, hint), buttons);
 }
 
 function textInput(argument, example) {
@@ -386,8 +366,10 @@ function addInputs() {
   const parts = description.arguments.map((argument) => {
     const beside = example[argument.name];
     const editor = argument.kind === "image" ? imageInput(argument, beside) : isText(argument) ? textInput(argument, beside) : numbersInput(argument, beside);
-    const form = `${argument.name} · ${argument.dtype}[${argument.shape.join(", ")}]`;
-    return make("fieldset", {}, make("legend", { textContent: form }), editor);
+    const [height, width] = argument.shape.slice(-2);
+    const form = argument.kind === "image" ? `a picture of ${width} × ${height}` : isText(argument) ? "text" : argument.kind === "integers" ? "whole numbers" : "numbers";
+    const legend = make("legend", { textContent: `${argument.name}: ${form}`, title: `${argument.dtype}[${argument.shape.join(", ")}]` });
+    return make("fieldset", {}, legend, editor);
   });
   for (const { name, value } of description.numbers) {
     const field = make("input", { type: "number", step: "any", value: String(value) });
@@ -397,7 +379,7 @@ function addInputs() {
   }
   $("inputs").replaceChildren(...parts);
   const writes = textOutput() !== null;
-  $("ask").textContent = writes ? "Write" : "Run";
+  $("ask").textContent = writes ? "Write" : "Answer";
   $("ask").addEventListener("click", () => (writes ? write() : answer()));
 }
 
@@ -422,15 +404,6 @@ function textOutput() {
 function scoresOutput() {
   const { returns } = model.functions[answering];
   return returns.find((r) => r.dtype.startsWith("float") && r.shape.length >= 1 && r.shape.length <= 2 && r.shape.at(-1) >= 2 && r.shape.at(-1) <= 1000) ?? null;
-}
-
-function shares(scores) {
-  const sum = scores.reduce((a, b) => a + b, 0);
-  if (Math.min(...scores) >= 0 && Math.abs(sum - 1) < 1e-3) return scores;
-  const high = Math.max(...scores);
-  const powers = scores.map((v) => Math.exp(v - high));
-  const total = powers.reduce((a, b) => a + b, 0);
-  return powers.map((v) => v / total);
 }
 
 const labelOf = (i) => labels?.[i] ?? String(i);
@@ -488,13 +461,6 @@ function painted(output, name) {
   return canvas;
 }
 
-/** Draw a token from scores at temperature 0.8. */
-function drawn(scores) {
-  const parts = shares(Array.from(scores, (v) => v / 0.8));
-  let left = Math.random();
-  return Math.max(0, parts.findIndex((p) => (left -= p) < 0));
-}
-
 async function write() {
   if (writing) {
     writing = false;
@@ -545,18 +511,25 @@ async function look() {
   const scores = scoresOutput();
   if (!(image && scores) && !wording) return;
   const outputs = await model[answering](batch);
+  let score = "";
   if (image && scores) {
     const { data, shape } = outputs[scores.name];
     const count = Math.min(24, elementsOf(image.shape.slice(0, -3)));
     const size = shape.at(-1);
+    const { targets } = model.program;
+    let right = 0;
     const nodes = Array.from({ length: count }, (_, i) => {
       const canvas = document.createElement("canvas");
       paint(canvas, batch[image.name], i, image.dtype);
       const parts = shares(Array.from(data.slice(i * size, (i + 1) * size)));
       const best = parts.indexOf(Math.max(...parts));
-      return make("figure", {}, canvas, make("figcaption", { textContent: `${labelOf(best)} · ${Math.round(100 * parts[best])} %` }));
+      const read = `${labelOf(best)} · ${Math.round(100 * parts[best])} %`;
+      const wrong = targets && targets[i] !== best;
+      right += !wrong;
+      return make("figure", {}, canvas, make("figcaption", { textContent: wrong ? `${read}, is ${labelOf(targets[i])}` : read, className: wrong ? "wrong" : "" }));
     });
     $("samples").replaceChildren(...nodes);
+    score = targets ? `, ${right} of ${count} right` : "";
   } else {
     const { input, output } = wording;
     const length = input.shape.at(-1);
@@ -564,15 +537,16 @@ async function look() {
       const row = outputs[output.name].data.slice(t * vocabulary.length, (t + 1) * vocabulary.length);
       return row.indexOf(Math.max(...row));
     });
-    const words = (ids) => ids.map((i) => vocabulary[Number(i)]).join("");
+    // Line breaks are shown, so that both lines stay one above the other.
+    const words = (ids) => ids.map((i) => vocabulary[Number(i)]).join("").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
     $("samples").className = "text";
     $("samples").replaceChildren(
-      make("pre", { textContent: `reads    ${JSON.stringify(words(Array.from(batch[input.name].data.slice(0, length))))}` }),
-      make("pre", { textContent: `expects  ${JSON.stringify(words(best))}` }),
+      make("pre", { textContent: `reads    ${words(Array.from(batch[input.name].data.slice(0, length)))}` }),
+      make("pre", { textContent: `expects  ${words(best)}` }),
     );
   }
   $("sampling").hidden = false;
-  $("sampled").textContent = values.length ? `after ${values.length} steps` : "before any step here";
+  $("sampled").textContent = (values.length ? `after ${values.length} steps` : "before any step here") + score;
 }
 
 // --- start ------------------------------------------------------------------------------------------------------------
@@ -593,19 +567,20 @@ function roles() {
 }
 
 async function start() {
-  const block = $("program.json");
-  const cpu = $("cpu.wasm") ? [inline("cpu.wasm"), inline("cpu.bin")] : null;
-  const source = block ? { program: block.textContent, weights: inline("weights.safetensors"), cpu, cpuScript: globalThis.webtorchCpu } : "./";
-  const device = new URLSearchParams(location.search).get("device") ?? "auto";
-  model = await load(source, { device, persist: true, resume: true, script: globalThis.webtorchWorker ?? null });
+  model = await opened({ persist: true, resume: true });
   ({ labels, vocabulary } = model.program);
   roles();
-  batches = await examples();
+  batches = await examples(model);
   describe();
-  say([`Ready on ${model.deviceName}.`, model.reason].filter(Boolean).join(" "));
   if (training) {
     $("training").hidden = false;
-    resultName = model.functions[training].returns.find(isOne)?.name ?? null;
+    const numbers = model.functions[training].returns.filter(isOne).map((r) => r.name);
+    resultName = numbers.shift() ?? null;
+    for (const name of numbers) others.set(name, []);
+    if (beside()) [$("fourth-name").textContent, $("size").textContent] = [beside(), "–"];
+    $("run").textContent = doing();
+    $("random").hidden = !model.program.initial;
+    if (model.program.initial) $("reset").textContent = "Trained weights";
     $("chart-name").textContent = $("last-name").textContent = resultName ?? "Result";
     if (perStep() > 1) $("speed-unit").textContent = "examples/s";
     if (!resultName) {
@@ -632,6 +607,7 @@ async function start() {
   $("profile").disabled = !(batches[training ?? answering].length || answering);
   $("profile").addEventListener("click", measure);
   $("run").addEventListener("click", run);
+  $("random").addEventListener("click", startFromRandom);
   $("once").addEventListener("click", () => step().then(() => (draw(), look())).catch(fail));
   $("reset").addEventListener("click", async () => {
     running = false;
@@ -659,7 +635,7 @@ async function start() {
     if (!values.length) return;
     const box = $("chart").getBoundingClientRect();
     const share = (event.clientX - box.left - 52) / (box.width - 60);
-    const at = Math.round(share * Math.max(values.length - 1, 9));
+    const at = Math.round(share * Math.max(values.length - 1, 8));
     draw(Math.max(0, Math.min(values.length - 1, at)));
   });
   $("chart").addEventListener("pointerleave", () => draw());

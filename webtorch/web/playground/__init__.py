@@ -26,6 +26,7 @@ from webtorch.errors import WebtorchError
 from webtorch.runtime.disk import root
 from webtorch.show.theme import style
 from webtorch.version import PACKAGE
+from webtorch.web.site import unserved
 
 HERE = Path(__file__).parent
 _PAGE = ("play.js", "editor.js", "worker.js")
@@ -100,7 +101,7 @@ def build_playground(
     }
     (path / "playground.json").write_text(json.dumps(site, indent=1) + "\n", encoding="utf-8")
     page = (HERE / "index.html").read_text(encoding="utf-8")
-    page = page.replace("{{title}}", html.escape(title))
+    page = unserved(page.replace("{{title}}", html.escape(title)), "script-src 'self'")
     (path / "index.html").write_text(page, encoding="utf-8")
     return path
 
