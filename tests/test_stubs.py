@@ -60,10 +60,11 @@ def test_every_result_has_a_type() -> None:
 
 # -- a user's program -------------------------------------------------------------------------------------------------
 
-PROGRAM = '''
+PROGRAM = '''# mypy: warn-return-any
 import webtorch as torch
 import webtorch.nn.functional as F
 from webtorch import Tensor, nn
+from webtorch.utils.data import DataLoader, TensorDataset
 
 x = torch.randn(3, 4)
 w = torch.zeros(4, 5, dtype=torch.float32, device="cpu")
@@ -100,12 +101,31 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(4, 8)
+        self.rest = nn.ModuleList([nn.Sequential(nn.ReLU(), nn.Linear(8, 8)) for _ in range(2)])
+        self.last = nn.Sequential(nn.Linear(8, 3))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.first(x))
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        x = F.gelu(self.first(x)) * scale
+        for module in self.rest:
+            x = x + module(x)
+        return self.last(x)
 
 
-reveal_type(Net()(x))  # Any
+def train(model: nn.Module, loader: DataLoader) -> float:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    total = 0.0
+    for inputs, labels in loader:
+        loss = F.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    return total
+
+
+reveal_type(Net()(x, scale=2.0))  # Tensor
+reveal_type(nn.Linear(4, 8)(x))  # Tensor
+reveal_type(Net().last(x))  # Tensor
+train(Net(), DataLoader(TensorDataset(x), batch_size=2))
 '''  # fmt: skip
 WRONG = '''
 import webtorch as torch
@@ -116,6 +136,8 @@ torch.cat(x, "dim")
 x.reshape(3).sum().value
 torch.zeros(3, dtype="float32")
 torch.nn.functional.linear(x)
+torch.ones(3).foo()
+torch.nn.Linear(3, 1)("x")
 '''  # fmt: skip
 
 
@@ -156,7 +178,7 @@ def test_a_users_program_has_types(said: dict[str, list[tuple[int, str]]]) -> No
 def test_what_is_wrong_in_a_users_program_is_found(
     said: dict[str, list[tuple[int, str]]],
 ) -> None:
-    assert {number for number, _ in said["wrong"]} >= {5, 6, 7, 8, 9}, said["wrong"]
+    assert {number for number, _ in said["wrong"]} >= {5, 6, 7, 8, 9, 10, 11}, said["wrong"]
 
 
 # -- the types are true -----------------------------------------------------------------------------------------------

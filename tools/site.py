@@ -35,13 +35,13 @@ _playground = False
 def examples() -> list[Path]:
     """Return the programs of the gallery, in the order of the examples' table."""
     table = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
-    return [ROOT / "examples" / name for name in re.findall(r"\]\((\w+\.py)\)", table)]
+    return [ROOT / "examples" / name for name in re.findall(r"\]\(((?:pages/)?\w+\.py)\)", table)]
 
 
 def sources() -> dict[str, str]:
     """Return where each page comes from that is not in docs/: page -> path in the repository."""
-    programs = {f"examples/{path.stem}.md": f"examples/{path.name}" for path in examples()}
-    return ELSEWHERE | programs
+    programs = [path.relative_to(ROOT) for path in examples()]
+    return ELSEWHERE | {path.with_suffix(".md").as_posix(): path.as_posix() for path in programs}
 
 
 def on_config(config: Any) -> Any:
@@ -52,7 +52,11 @@ def on_config(config: Any) -> Any:
         "Reference": [{name.removeprefix("webtorch."): f"reference/{name}.md"} for name in names],
         "Gallery": [
             {"Programs": "examples/index.md"},
-            *({path.stem.replace("_", " "): f"examples/{path.stem}.md"} for path in examples()),
+            *(
+                {Path(page).stem.replace("_", " "): page}
+                for page, source in sources().items()
+                if source.endswith(".py")
+            ),
         ],
     }
     for part in config.nav:

@@ -16,7 +16,7 @@ from webtorch.version import PACKAGE as __version__
 
 # Rooms: name -> module.
 _OWN = """_higher_order_ops accelerator amp autograd backends capture compiler cuda data debug
-    distributed distributions errors fft func functions futures fx io ir jit linalg lower masked multiprocessing nn
+    distributed distributions errors fft func functions futures fx io ir jit linalg llm lower masked multiprocessing nn
     onnx ops optim overrides profiler quasirandom random runtime signal sparse special tensors testing types utils
     version webgpu"""
 _ROOMS = {

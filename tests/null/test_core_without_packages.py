@@ -96,6 +96,8 @@ class NullBackend:
         self.programs.append(program)
         return Executable(program)
 
+    has_failed = False
+
     def synchronize(self):
         pass
 
@@ -209,5 +211,5 @@ def test_a_captured_step_is_exported_as_a_folder(tmp_path):
     _run(script)
     assert {p.name for p in tmp_path.iterdir()} == {
         "index.html", "native.json", "page.css", "page.js", "program.json", "runtime.d.ts", "runtime.js",
-        "software.json", "weights.safetensors",
+        "software.json", "weights.safetensors", "widgets.js",
     }  # fmt: skip

@@ -30,7 +30,7 @@ ORDER = (
     "optim distributions func",
     "capture _higher_order_ops",
     "compiler io onnx pytorch",
-    "fx",
+    "fx llm",
     "as_torch",
     "web",
     "cli",

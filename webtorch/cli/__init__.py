@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=None)
     commands = _Commands(parser)
     for add in (
-        _demo, _serve, _playground, _check, _testpage, _doctor, _run, _convert, _tune, _cache,
+        _demo, _serve, _playground, _lite, _check, _testpage, _doctor, _run, _convert, _tune, _cache,
     ):  # fmt: skip
         add(commands)
     return parser
@@ -138,6 +138,22 @@ def _playground(commands: _Commands) -> None:
         "--pyodide", type=Path, metavar="FOLDER",
         help="the npm package pyodide (default: WEBTORCH_PYODIDE, ./node_modules/pyodide, else npm fetches it)",
     )  # fmt: skip
+
+
+def _lite(commands: _Commands) -> None:
+    command = commands.add(
+        "lite",
+        help="write JupyterLite with webtorch in its kernel",
+        description="Write a static folder with JupyterLite, whose kernel runs in the tab and in which `import torch` "
+        "means webtorch. Needs the extra webtorch[lite]. `webtorch serve DIR` shows it.",
+    )
+    command.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument(
+        "--pyodide",
+        type=Path,
+        metavar="FOLDER",
+        help="the npm package pyodide (default: as for playground)",
+    )
 
 
 def _check(commands: _Commands) -> None:

@@ -7,8 +7,9 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
+from webtorch.data.kinds import Example
 from webtorch.data.sampler import permutation
 from webtorch.functions import public as webtorch
 from webtorch.functions.random import Generator
@@ -25,8 +26,6 @@ __all__ = [
     "TensorDataset",
     "random_split",
 ]
-
-Example = TypeVar("Example", covariant=True)
 
 
 class Dataset(Generic[Example]):

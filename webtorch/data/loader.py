@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from webtorch.data.collate import default_collate, default_convert
 from webtorch.data.dataset import IterableDataset
+from webtorch.data.kinds import Batch
 from webtorch.data.sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler
 from webtorch.data.workers import Failure, Reader, WorkerInfo, Workers, get_worker_info
 from webtorch.functions.random import Generator
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from multiprocessing.context import BaseContext
 
 __all__ = ["DataLoader", "WorkerInfo", "get_worker_info"]
-
-Batch = TypeVar("Batch", covariant=True)
 
 
 class _DatasetKind:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from typing import Generic, TypeVar
+from typing import Generic
 
+from webtorch.data.kinds import Index
 from webtorch.distributed import world
 from webtorch.functions import public as webtorch
 from webtorch.functions.random import Generator
@@ -23,8 +24,6 @@ __all__ = [
     "SubsetRandomSampler",
     "WeightedRandomSampler",
 ]
-
-Index = TypeVar("Index", covariant=True)
 
 
 def _device(generator: Generator | None) -> DeviceLike:

@@ -105,7 +105,7 @@ def stream_safetensors(
             record = records.pop(key)
             if (wanted is None or key in wanted) and (listed is None or key in listed):
                 seen.add(key)
-                yield key, _tensor(record, key, file, where, dtype)
+                yield key, tensor_of(record, key, file, where, dtype)
     missing = sorted((wanted or set()) - seen)
     if missing:
         raise KeyError(f"{os.fspath(path)} has no tensors {missing[:8]}")
@@ -122,7 +122,11 @@ def load_safetensors(
     return dict(stream_safetensors(path, device, keys=keys, dtype=dtype))
 
 
-def _tensor(record: RawTensor, key: str, file: str, device: Any, dtype: DType | None) -> Tensor:
+def tensor_of(record: RawTensor, key: str, file: str, device: Any, dtype: DType | None) -> Tensor:
+    """Return the tensor of a record that `safetensors.load_file` gave, copied to the device.
+
+    dtype: converts floats. Raises DTypeError for element types that webtorch lacks (float8).
+    """
     if record.dtype not in _DTYPE_NAMES:
         raise DTypeError(
             f"load: {file}: {key!r} is {record.dtype}, which webtorch does not have. Leave it out with "
@@ -175,7 +179,7 @@ def load_model(
                     f"shape in current model is {tuple(target.shape)}."
                 )
             else:
-                value = _tensor(record, key, file, target.device, None)
+                value = tensor_of(record, key, file, target.device, None)
                 with no_grad():
                     target.copy_(value)
                 # At once: what is pending would hold every tensor twice.

@@ -140,11 +140,12 @@ class Sequential(Module):
         del self[key]
         return value
 
-    def forward(self, input: Any) -> Any:
-        """Return what the last module makes of what the others made of `input`."""
+    def forward(self, input: Any) -> Tensor:
+        """Return what the last module makes of what the others made of `input`: nearly always a tensor."""
         for module in self:
             input = module(input)
-        return input
+        out: Tensor = input
+        return out
 
 
 class ModuleList(Module):

@@ -10,7 +10,7 @@ import itertools
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 from webtorch.dispatch.call import Args, Callee, Kwargs, call
 from webtorch.errors import DeviceError
@@ -32,6 +32,16 @@ from webtorch.tensors.tensor import Tensor
 __all__ = ["Module"]
 
 _Self = TypeVar("_Self", bound="Module")
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result", covariant=True)
+
+
+class _Forward(Protocol[_Given, _Result]):
+    """What has a `forward`: calls of a module take and give the same."""
+
+    def forward(self, *args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        """Compute the output."""
+
 
 _EXTRA_STATE = "_extra_state"
 # The tables of hooks that a module has.
@@ -556,12 +566,21 @@ class Module:
             )
         self._is_full_backward_hook = full
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the hooks and forward."""
-        compiled = self.__dict__.get("_compiled_call_impl")
-        if compiled is not None:
-            return compiled(*args, **kwargs)
-        return self._call_impl(*args, **kwargs)
+    if TYPE_CHECKING:
+
+        def __call__(
+            self: _Forward[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs
+        ) -> _Result:
+            """Run the hooks and forward."""
+
+    else:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """Run the hooks and forward."""
+            compiled = self.__dict__.get("_compiled_call_impl")
+            if compiled is not None:
+                return compiled(*args, **kwargs)
+            return self._call_impl(*args, **kwargs)
 
     def _call_impl(self, *args: object, **kwargs: object) -> object:
         """Run forward, with hooks only where there are any."""

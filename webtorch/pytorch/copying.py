@@ -48,6 +48,7 @@ from webtorch.pytorch.device import (
 )
 from webtorch.pytorch.known import Kinds, Plan
 from webtorch.runtime.arrivals import Arrival
+from webtorch.runtime.backend import Buffer
 from webtorch.runtime.staging import in_huge_pages
 from webtorch.tensors.creation import from_contents
 from webtorch.tensors.storage import Storage
@@ -103,18 +104,19 @@ def download(x: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def begin_download(
-    x: torch.Tensor, make: Callable[[Sequence[int], torch.dtype], torch.Tensor] = host_tensor
-) -> Callable[[], torch.Tensor]:
-    """Submit what a tensor on the device waits for, begin to read it, and return what waits for a contiguous CPU copy:
-    a function for any thread. What is recorded from now on delays it no more. `make` returns the copy's memory.
+def computed(x: torch.Tensor) -> Buffer:
+    """Submit what a dense tensor on the device waits for; return memory that holds its elements, row-major, and that
+    nothing overwrites while it is held.
     """
-    if not x.numel():
-        return lambda: host_tensor(x.shape, x.dtype)
     values = wrap(x.resolve_conj().resolve_neg())
-    values = values._pairs() if values.dtype.is_complex else values
-    out = make(x.shape, x.dtype)
-    coming = values._arriving(host_bytes(out))
+    return (values._pairs() if values.dtype.is_complex else values)._in_memory()
+
+
+def begin_download(buffer: Buffer, out: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Begin to read what `computed` returned into a tensor on the host, and return what waits for that: a function for
+    any thread. What is recorded from now on delays it no more.
+    """
+    coming = runtime().backend.download_async(buffer, into=host_bytes(out))
 
     async def arrive() -> None:
         await coming
@@ -260,6 +262,13 @@ def can_expect(x: torch.Tensor) -> bool:
     plain = x.device.type == "webgpu" and x.layout is torch.strided and not x.is_neg()
     known = kind is not None and not kind.is_complex and kind not in UNSUPPORTED
     return plain and known and x.numel() > 0
+
+
+def come(dst: torch.Tensor, buffer: Buffer) -> None:
+    """Overwrite a tensor on the device with memory of the device that holds its elements, from any thread."""
+    node = Node.in_memory(tuple(dst.shape), TO_WEBTORCH[dst.dtype], buffer)
+    store(dst, Tensor._from_node(node, runtime()), fresh=True)
+    torch.autograd.graph.increment_version(dst)
 
 
 def overwrite(dst: torch.Tensor, src: torch.Tensor) -> None:

@@ -25,6 +25,15 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves, tree_map
 
+from webtorch.distributed.shared import (
+    LEAST,
+    MOST,
+    TYPES,
+    Exchange,
+    Recipe,
+    Turn,
+    recipe_for,
+)
 from webtorch.functions.joining import cat
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
@@ -32,6 +41,8 @@ from webtorch.pytorch import interrupt, sharding
 from webtorch.pytorch.copying import (
     begin_download,
     can_expect,
+    come,
+    computed,
     expect,
     host_tensor,
     overwrite,
@@ -43,12 +54,14 @@ from webtorch.pytorch.device import (
     is_whole,
     lie,
     made_of,
+    opened,
     runtime,
     store,
     wrap,
 )
 from webtorch.pytorch.known import Kinds, Plan
 from webtorch.runtime.arrivals import Arrival
+from webtorch.runtime.backend import Buffer
 from webtorch.runtime.staging import HostMemory
 from webtorch_autoload.device import NAME, hide, libraries
 
@@ -137,6 +150,9 @@ class _Lane:
             for kind in ("collectives", "results", "messages")
         )
         self._connection: c10d.ProcessGroup | None = None
+        # Memory that the processes share, where they can; None before that is known.
+        self.shared: Exchange | None = None
+        self.may_share = self.size > 1
         self._store: c10d.Store | None = None
         self._failed = False
         # PyTorch's group for plans of programs, which sends nothing.
@@ -162,6 +178,13 @@ class _Lane:
             made._register_backend(torch.device("cpu"), kind, gloo)
             self._connection = made
         return self._connection
+
+    def exchange(self, connection: c10d.ProcessGroup) -> Exchange | None:
+        """Return the memory that all ranks share, if they can; at the first call all take part."""
+        if self.may_share and self.shared is None:
+            self.shared = Exchange.open(connection, self.rank, self.size, runtime().backend)
+            self.may_share = self.shared is not None
+        return self.shared
 
     def silent(self, group: c10d.ProcessGroup) -> str:
         """Return in words which ranks do not say within a moment that a collective has failed for them too, once."""
@@ -243,19 +266,53 @@ class _Call:
             raise RuntimeError(
                 f"{self.title()}: Cannot use ReduceOp.{self.reduction} with non-integral dtype"
             )
+        # The memory of what it reads, of a call that reads one tensor.
+        self.given: Buffer | None = None
         # What it has of the host's memory until it is done.
         self._taken: list[torch.Tensor] = []
         # What it writes, once somebody waits who goes on before it has come; or whether it has been written.
         self.arrivals: list[tuple[torch.Tensor, Arrival]] | None = None
         self.is_written = False
         self._lock = threading.Lock()
+        self.recipe = self._recipe() if self.lane.may_share else None
+        self.turn: Turn | None = None
         # By the tensor on the device: what gives its values here. Of a sparse one they are read at once.
         self.arriving = {
-            id(x): begin_download(x, self.memory) if x.layout is torch.strided else x.detach().cpu
+            id(x): self._begin(x)
             for name in self.reads
             for x in tree_leaves(args[name])
             if x.device.type == NAME
         }
+
+    def _recipe(self) -> Recipe | None:
+        """Return what the result is computed by from memory that all ranks share, if it can be: all find the same."""
+        root = self.args.get("root_rank", 0)
+        found = recipe_for(self.operator.name, self.reduction, root)
+        given = tree_leaves([self.args[name] for name in self.operator.reads])
+        written = self.written()
+        if found is None or len(given) != 1 or len(written) != 1:
+            return None
+        parts = self.lane.size if self.operator.name.endswith("_base_") else 1
+        if given[0].numel() * parts not in (written[0].numel(), parts * parts * written[0].numel()):
+            # Gloo says what is wrong.
+            return None
+        size = given[0].numel() * given[0].element_size()
+        dense = given[0].layout is torch.strided and given[0].device.type == NAME
+        return (
+            found
+            if dense and TO_WEBTORCH.get(given[0].dtype) in TYPES and LEAST <= size <= MOST
+            else None
+        )
+
+    def _begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Submit what a tensor waits for, and begin to read it, unless it may not be read here."""
+        if x.layout is not torch.strided:
+            return x.detach().cpu
+        if not x.numel():
+            return lambda: host_tensor(x.shape, x.dtype)
+        self.given = computed(x)
+        begin = partial(begin_download, self.given, self.memory(x.shape, x.dtype))
+        return begin() if self.recipe is None else lambda: begin()()
 
     def memory(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return an uninitialised tensor on the host, for this call."""
@@ -338,6 +395,11 @@ class _Call:
     def issue(self, group: c10d.ProcessGroup) -> tuple[list[Any], dict[int, torch.Tensor]]:
         """Give Gloo the call, and return its works and the tensors in the host's memory, by those on the device."""
         host: dict[int, torch.Tensor] = {}
+        shared = None if self.recipe is None else self.lane.exchange(group)
+        if shared is not None:
+            (x,) = tree_leaves([self.args[name] for name in self.operator.reads])
+            self.turn, work = shared.put(self.given, TO_WEBTORCH[x.dtype], x.numel())
+            return [work], host
 
         def stand_in(x: torch.Tensor) -> torch.Tensor:
             if id(x) not in host:
@@ -360,19 +422,39 @@ class _Call:
 
     def settle(self, works: Sequence[Any], host: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         """Wait for what Gloo does, write what came, and return what was written."""
-        for work in works:
-            work.wait()
+        try:
+            for work in works:
+                work.wait()
+            result = self._take()
+        finally:
+            if self.turn is not None:
+                self.turn.is_over.set()
         with torch.no_grad(), self._lock:
             coming = {id(x): arrival for x, arrival in self.arrivals or ()}
             for name in self.writes:
                 for x in tree_leaves(self.args[name]):
-                    self.to_device(x, host[id(x)], coming.get(id(x)))
+                    if result is None:
+                        self.to_device(x, host[id(x)], coming.get(id(x)))
+                    elif id(x) in coming:
+                        coming[id(x)].come(result)
+                    else:
+                        come(x, result)
             self.is_written = True
             if self.arrivals is not None:
                 self.end.come(None)
         while self._taken:
             self.lane.memory.keep(self._taken.pop())
         return self.written()
+
+    def _take(self) -> Buffer | None:
+        """Return the result, where it is computed from shared memory."""
+        if self.turn is None:
+            return None
+        (x,) = tree_leaves([self.args[name] for name in self.operator.reads])
+        recipe = self.recipe if self.writes else None
+        shared = self.lane.shared
+        assert shared is not None
+        return shared.take(self.turn, recipe, TO_WEBTORCH[x.dtype], x.numel())
 
 
 def _parts(x: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -455,7 +537,7 @@ class _Work(c10d.Work):
 
     def _comes_later(self) -> list[torch.Tensor] | None:
         """Return what is written, if it is not there and may come later: what reads it waits. Profiles end with it."""
-        call = self._call
+        call, opened.received = self._call, True
         if torch.autograd._profiler_enabled():
             return None
         return call.written() if call is not None and call.expect() else None

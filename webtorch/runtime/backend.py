@@ -38,6 +38,14 @@ class Buffer(Protocol):
     nbytes: int
 
 
+class Shared(Protocol):
+    """Memory of the host's in which a device's buffers lie, and which other processes may read and write."""
+
+    def buffer(self, dtype: DType, elements: int) -> Buffer:
+        """Return its beginning as a buffer."""
+        ...
+
+
 # Is given the output buffers of a program before they are computed.
 Ready = Callable[[Sequence[Any]], None]
 
@@ -125,6 +133,14 @@ class Backend(Protocol):
         """
         ...
 
+    def on_host(self, memory: memoryview) -> Shared | None:
+        """Return the host's memory, of whole pages, as some of this device's, where that is possible."""
+        ...
+
+    def fence(self) -> Callable[[], None]:
+        """Return what waits, in any thread, until all that was enqueued by now is done."""
+        ...
+
     def download(
         self, buffer: Buffer, *, into: memoryview | None = None
     ) -> bytes | bytearray | memoryview:
@@ -182,6 +198,11 @@ class Backend(Protocol):
 
     def synchronize(self) -> None:
         """Wait until all enqueued work is done; raises what the device reported meanwhile."""
+        ...
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether kernels have reported a failed check since the last read, where that is known without waiting."""
         ...
 
     def memory_allocated(self) -> int:

@@ -84,6 +84,9 @@ class _MetaBackend:
 
     download_async = download
 
+    def on_host(self, memory: object) -> None:
+        """There is none."""
+
     def compile(self, program: object, varying: bool = False) -> NoReturn:
         """Raise NoValuesError."""
         raise NoValuesError(NOT_RUN)

@@ -607,11 +607,14 @@ class Tensor(TensorBase):
         self, into: memoryview | None = None
     ) -> Awaitable[bytes | bytearray | memoryview]:
         """Begin to read the elements, of which there are some, and return what waits for them."""
+        return self._storage.runtime.backend.download_async(self._in_memory(), into=into)
+
+    def _in_memory(self) -> Any:
+        """Submit what the elements wait for, and return the device's memory that holds them, row-major."""
         whole = self if self._whole else _materialize(self)
         if tracing.active:
             self._note_reading()
-        storage = whole._storage
-        return storage.runtime.backend.download_async(storage.realize().buffer, into=into)
+        return whole._storage.realize().buffer
 
     def _numbers(self, contents: bytes | bytearray | memoryview) -> list[Scalar]:
         return self.dtype.from_bytes(memoryview(contents)[: self.numel() * self.dtype.itemsize])

@@ -75,6 +75,7 @@ def export(
     title: str | None = None,
     half: bool = False,
     single_file: bool = False,
+    page: str | None = None,
     cpu: bool | None = None,
     limits: Limits = BROWSER_LIMITS,
 ) -> Path:
@@ -98,7 +99,9 @@ def export(
     `inputs`, `outputs` and `examples` are dicts by function where there are several. `labels` are
     the names of a classifier's classes, `vocabulary` the characters (or tokens) of integer inputs:
     they let the page show samples and take text. `half` stores parameters in 16 bits;
-    `single_file` writes one HTML file that needs no server. `cpu` adds WebAssembly for tabs without
+    `single_file` writes one HTML file that needs no server. `page` is HTML to stand in the place of what pages
+    usually show, with its `<style>` and its `<script type="module">`, which imports what it needs from
+    "./widgets.js" and "./runtime.js". `cpu` adds WebAssembly for tabs without
     WebGPU, by default where llvmlite is there to write it and the program has nothing that only
     WebGPU does.
 
@@ -134,7 +137,7 @@ def export(
     return write_site(
         Path(path), exported.program, exported.weights, exported.examples, exported.native,
         {} if single_file else exported.software, code=exported.code, constants=exported.constants,
-        single_file=single_file,
+        single_file=single_file, own_page=page,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from webtorch.io.safetensors import RawTensor, dump, save_file
 from webtorch.runtime.backends import webassembly
@@ -23,7 +24,7 @@ from webtorch.show.theme import style
 from webtorch.web.program_json import Json
 
 HERE = Path(__file__).parent
-PAGE_FILES = ("runtime.d.ts", "page/page.js")
+PAGE_FILES = ("runtime.d.ts", "page/widgets.js")
 # The name of the stamp in safetensors files and in cpu.wasm.
 _STAMP = "webtorch.export"
 _RUNTIME = 'const RUNTIME = "{}";'
@@ -41,8 +42,33 @@ const cpu = document.getElementById("cpu.js") !== null;
 const engine = cpu ? `;(() => { ${plain("cpu.js")}\nglobalThis.webtorchEngine = { openEngine }; })();` : "";
 globalThis.webtorchWorker = module(engine + plain("runtime.js"));
 globalThis.webtorchCpu = cpu ? module(text("cpu.js")) : null;
-import(module(text("page.js").replace('"./runtime.js"', JSON.stringify(runtime))));
+const beside = (id, name, address) => text(id).replaceAll(`"./${name}"`, JSON.stringify(address));
+const widgets = module(beside("widgets.js", "runtime.js", runtime));
+const page = beside("page.js", "widgets.js", widgets);
+import(module(page.replaceAll('"./runtime.js"', JSON.stringify(runtime))));
 """
+_PART = re.compile(r"<(style|script)(?: [^>]*)?>\n?(.*?)</\1>\n?", re.S)
+
+
+class PageParts(NamedTuple):
+    """What a page has of its own: what stands in it, its script (a module) and its style."""
+
+    body: str
+    script: str
+    style: str
+
+
+def page_parts(page: str | None) -> PageParts:
+    """Return the parts of a page that is given as HTML, or of the usual one."""
+    folder = HERE / "page"
+    if page is None:
+        script = (folder / "page.js").read_text(encoding="utf-8")
+        return PageParts((folder / "usual.html").read_text(encoding="utf-8"), script, page_style())
+    parts = {"script": "", "style": ""}
+    for match in _PART.finditer(page):
+        parts[match[1]] += match[2]
+    style_sheet = f"{page_style()}\n{parts['style']}"
+    return PageParts(_PART.sub("", page), parts["script"], style_sheet)
 
 
 def write_site(
@@ -56,8 +82,10 @@ def write_site(
     code: bytes = b"",
     constants: bytes = b"",
     single_file: bool,
+    own_page: str | None = None,
 ) -> Path:
     """Write an export to the folder `path`, or with `single_file` as one page; return where it is."""
+    parts = page_parts(own_page)
     runtime = (HERE / "runtime.js").read_text(encoding="utf-8")
     # What ties the files to each other: a page must not meet weights or code of another export.
     known = {key: value for key, value in program.items() if key not in ("stamp", "runtime")}
@@ -67,14 +95,14 @@ def write_site(
     text = _text({**known, "stamp": stamp, "runtime": version})
     runtime = runtime.replace(_RUNTIME.format(""), _RUNTIME.format(version))
     page = (HERE / "page" / "index.html").read_text(encoding="utf-8")
-    page = page.replace("{{title}}", html.escape(program["title"]))
+    page = page.replace("{{title}}", html.escape(program["title"])).replace("{{body}}", parts.body)
     if code:
         page = page.replace("script-src 'self'", f"script-src 'self'{_WASM}")
     if single_file:
         if path.suffix.lower() not in (".html", ".htm"):
             path = path / "index.html"
         path.parent.mkdir(parents=True, exist_ok=True)
-        page = _single(page, text, runtime, weights, examples, code, constants)
+        page = _single(page, parts, text, runtime, weights, examples, code, constants)
         path.write_text(page, encoding="utf-8")
         return path
     path.mkdir(parents=True, exist_ok=True)
@@ -99,7 +127,8 @@ def write_site(
     (path / "native.json").write_text(json.dumps(native) + "\n", encoding="utf-8")
     for file in PAGE_FILES:
         shutil.copyfile(HERE / file, path / Path(file).name)
-    (path / "page.css").write_text(page_style(), encoding="utf-8")
+    (path / "page.css").write_text(parts.style, encoding="utf-8")
+    (path / "page.js").write_text(parts.script, encoding="utf-8")
     (path / "runtime.js").write_text(runtime, encoding="utf-8")
     (path / "index.html").write_text(page, encoding="utf-8")
     return path
@@ -126,6 +155,7 @@ def _text(data: Mapping[str, object]) -> str:
 
 def _single(
     page: str,
+    parts: PageParts,
     program: str,
     runtime: str,
     weights: Mapping[str, RawTensor],
@@ -134,7 +164,7 @@ def _single(
     constants: bytes,
 ) -> str:
     """Return the page with everything in it."""
-    css = page_style()
+    css = parts.style
     policy = (
         f"default-src 'none'; script-src {_hash(_START)} blob:{_WASM if code else ''}; worker-src blob:; "
         f"style-src {_hash(css)}; img-src data:"
@@ -144,7 +174,8 @@ def _single(
         _block("weights.safetensors", _encoded(weights)),
         _block("examples.safetensors", _encoded(examples)),
         _block("runtime.js", runtime),
-        _block("page.js", (HERE / "page" / "page.js").read_text(encoding="utf-8")),
+        _block("widgets.js", (HERE / "page" / "widgets.js").read_text(encoding="utf-8")),
+        _block("page.js", parts.script),
     ]
     if code:
         blocks += [

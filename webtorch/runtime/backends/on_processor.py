@@ -6,7 +6,7 @@ A processor has done its work when `run` returns, so nothing waits and reads are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -37,6 +37,10 @@ class Count(Protocol):
     @property
     def live(self) -> int:
         """Bytes that live buffers hold now."""
+
+
+def _nothing() -> None:
+    pass
 
 
 class ProcessorBackend:
@@ -86,6 +90,10 @@ class ProcessorBackend:
         """Return a view of the contents as an array of NumPy's, where there is one."""
         return None
 
+    def fence(self) -> Callable[[], None]:
+        """Return what waits for nothing: all is done."""
+        return _nothing
+
     def kept_form(self, program: Program) -> Sequence[Sequence[object]]:
         """Return nothing: what is kept of kernels has files of its own, if any."""
         return ()
@@ -98,6 +106,11 @@ class ProcessorBackend:
         failure, self.failure = self.failure, None
         if failure is not None:
             raise failure
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a kernel has met a bad index since the last read."""
+        return self.failure is not None
 
     def memory_allocated(self) -> int:
         """Return the bytes held by live buffers."""
@@ -112,9 +125,11 @@ class ProcessorBackend:
         """Start the peak count anew."""
         self.memory.peak = self.memory.live
 
-    def failed(self, program: Program, number: int, value: int) -> None:
-        """Note that check `number` of a program met a bad index; the first one is raised."""
+    def failed(self, program: Program, number: int, value: int, now: bool = False) -> None:
+        """Note that check `number` of a program met a bad index; the first one is raised, `now` or at the next read."""
         if self.failure is None:
             site = program.sites[number]
             kind = IndexOutOfRangeError if site.is_index else DeviceCheckError
             self.failure = kind(site.message(value))
+        if now:
+            self.synchronize()

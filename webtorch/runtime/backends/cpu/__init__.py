@@ -21,7 +21,14 @@ from webtorch.lower.pysource import python_source
 from webtorch.runtime.backend import Singles
 from webtorch.runtime.backends.cpu import jit, single
 from webtorch.runtime.backends.cpu.executable import CpuExecutable, runner
-from webtorch.runtime.backends.cpu.memory import MEMORY, Array, ArrayBuffer, CpuBuffer, lend
+from webtorch.runtime.backends.cpu.memory import (
+    MEMORY,
+    Array,
+    ArrayBuffer,
+    CpuBuffer,
+    HostBlock,
+    lend,
+)
 from webtorch.runtime.backends.cpu.threads import get_num_threads, set_num_threads
 from webtorch.runtime.backends.on_processor import LIMITS, ProcessorBackend
 
@@ -97,6 +104,10 @@ class CpuBackend(ProcessorBackend):
     def adopt(self, array: Array, dtype: DType) -> ArrayBuffer:
         """Return the memory of a NumPy array as a buffer."""
         return ArrayBuffer(dtype, array)
+
+    def on_host(self, memory: memoryview) -> HostBlock:
+        """Return the host's memory as this device's."""
+        return HostBlock(memory)
 
     def lend(
         self, buffer: CpuBuffer, before: Callable[[], object] | None

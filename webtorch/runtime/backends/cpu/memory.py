@@ -306,6 +306,17 @@ class ArrayBuffer(CpuBuffer):
         return not alone or sys.getrefcount(base) > 3
 
 
+class HostBlock:
+    """Memory that other processes may read and write too."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+
+    def buffer(self, dtype: DType, elements: int) -> ArrayBuffer:
+        """Return its beginning as a buffer."""
+        return ArrayBuffer(dtype, np.frombuffer(self._memory, array_type(dtype), elements))
+
+
 class Loan:
     """Lets NumPy see a buffer's memory. Lives as long as any array that does."""
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from webtorch.dispatch.call import settle_scripts
@@ -51,8 +51,9 @@ from webtorch.runtime.backends.webgpu.binding import Adapter, Device
 from webtorch.runtime.backends.webgpu.encoding import Encoding
 from webtorch.runtime.backends.webgpu.executable import ExecutableSet, Trash, WebGPUExecutable
 from webtorch.runtime.backends.webgpu.loop import MachineLoop, machine_loop
-from webtorch.runtime.backends.webgpu.memory import DeviceBuffer, Pool
+from webtorch.runtime.backends.webgpu.memory import DeviceBuffer, HostBlock, Pool
 from webtorch.runtime.backends.webgpu.native import (
+    HOST_MEMORY,
     Pointer,
     Problem,
     Ticket,
@@ -86,6 +87,7 @@ _FEATURES = (
     "subgroups",
     "chromium-experimental-subgroup-matrix",
     "implicit-device-synchronization",
+    HOST_MEMORY,
 )
 _LIMITS = (
     "max-buffer-size",
@@ -323,6 +325,20 @@ class WebGPUBackend:
         with self.lock:
             self.settle()
             return self.pool.buffer(dtype, elements)
+
+    def on_host(self, memory: memoryview) -> HostBlock | None:
+        """Return the host's memory as some of this device's; None where it cannot be (other engines than Dawn)."""
+        made = self.native.buffer_on(memory)
+        return None if made is None else HostBlock(self.pool, made, memory.nbytes)
+
+    def fence(self) -> Callable[[], None]:
+        """Return what waits until all that was enqueued by now is done, in any thread."""
+        with self.lock:
+            self.settle()
+            self.encoding.send()
+            self._probe()
+            mark = self.native.mark()
+        return partial(self.native.wait, mark)
 
     def memory_allocated(self) -> int:
         """Return the bytes held by live buffers."""
@@ -655,6 +671,11 @@ class WebGPUBackend:
             self._marks.append(native.mark())
             if len(self._marks) > 2:
                 native.wait(self._marks.popleft())
+
+    @property
+    def has_failed(self) -> bool:
+        """False: reads alone tell."""
+        return False
 
     def synchronize(self) -> None:
         """Wait until all enqueued work is done. Raises IndexOutOfRangeError, DeviceLostError."""

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from webtorch.errors import OutOfMemoryError
 from webtorch.ir.dtype import DType, int64, wide_int64
 from webtorch.lower.layout import ALIGN, binding_bytes, device_bytes
+from webtorch.runtime.backends.webgpu.binding import Made
 from webtorch.runtime.backends.webgpu.native import (
     COPY_DST,
     COPY_SRC,
@@ -98,6 +99,25 @@ class DeviceBuffer:
         return f"<webgpu buffer{name} {self.dtype.name}[{self.elements}]>"
 
 
+class HostBlock:
+    """Memory of the host's that the device reads and writes where it lies, as other devices and processes may."""
+
+    def __init__(self, pool: Pool, made: Made, capacity: int) -> None:
+        self._pool = pool
+        # Its wrapper releases the native buffer, and lets go of the memory then.
+        self._made = made
+        self.block = Block(pool.number(), made._internal, capacity)
+
+    def buffer(self, dtype: DType, elements: int) -> DeviceBuffer:
+        """Return its beginning as a buffer, which keeps it alive."""
+        made = DeviceBuffer(self._pool, self.block, dtype, elements)
+        made._give_back = self._keep
+        return made
+
+    def _keep(self, block: Block) -> None:
+        """It is not the pool's."""
+
+
 def memory_limit() -> int | None:
     """Return WEBTORCH_MEMORY_LIMIT in bytes, or None. Raises ValueError when it is not a number."""
     text = os.environ.get("WEBTORCH_MEMORY_LIMIT", "").strip()
@@ -159,6 +179,11 @@ class Pool:
         self.allocated = 0
         self.reserved = 0
         self.peak = 0
+
+    def number(self) -> int:
+        """Return a number for a new block, by which programs know memory again."""
+        self._next += 1
+        return self._next
 
     def collect(self) -> None:
         """Put the blocks of buffers that died since the last call back into the pool."""
@@ -269,8 +294,8 @@ class Pool:
             pointer, problem = self._native.create_buffer(capacity, usage)
         if problem is not None:
             raise self._failure(problem, what, nbytes)
-        self._next += 1
-        block = self._blocks[self._next] = Block(self._next, pointer, capacity)
+        number = self.number()
+        block = self._blocks[number] = Block(number, pointer, capacity)
         self.reserved += capacity
         return block
 

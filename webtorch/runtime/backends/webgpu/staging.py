@@ -11,9 +11,7 @@ from collections import deque
 
 from webtorch.runtime.backends.webgpu.memory import size_class
 from webtorch.runtime.backends.webgpu.native import (
-    COPY_DST,
     COPY_SRC,
-    MAP_READ,
     MAP_WRITE,
     Native,
     Pointer,
@@ -48,7 +46,7 @@ class Staging:
         if free:
             self._free_bytes -= capacity
             return free.pop(), None
-        return self._native.create_buffer(capacity, COPY_DST | MAP_READ)
+        return self._native.create_readable(capacity)
 
     def keep(self, capacity: int, pointer: Pointer) -> None:
         """Take back a buffer that was read and is mapped no more."""

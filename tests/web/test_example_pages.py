@@ -1,0 +1,51 @@
+"""The pages of examples/pages learn in the tab, on the processor, and show it."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser import Page
+
+PAGES = Path(__file__).resolve().parents[2] / "examples" / "pages"
+# What a page may weigh, with all its files.
+MOST = 5 * 2**20
+NUMBER = "Number(document.getElementById('{}').textContent)"
+
+
+@pytest.fixture
+def opened(page: Page, serve: Any, tmp_path: Path) -> Any:
+    """A function that exports an example with what it has not learned yet, and opens the page."""
+
+    def start(name: str) -> dict[str, Any]:
+        program = runpy.run_path(str(PAGES / f"{name}.py"))
+        program["export"](program["build"](), str(tmp_path))
+        assert sum(file.stat().st_size for file in tmp_path.iterdir()) < MOST
+        page.page.goto(serve(tmp_path) + "?device=cpu")
+        page.until("document.getElementById('status').dataset.ready")
+        assert page.page.inner_text("#status") == "Ready on the processor (1 thread)."
+        return program
+
+    return start
+
+
+def test_an_adapter_learns_a_text(opened: Any, page: Page) -> None:
+    program = opened("lora")
+    assert "Ahoy" not in program["documentation"](1000)
+    page.page.fill("#given", "Ahoy! ")
+    page.page.click("#learn")
+    page.until(f"{NUMBER.format('steps')} >= 16")
+    page.page.click("#learn")
+    assert float(page.page.inner_text("#loss")) < 0.7 * 4.6, "letters that are equally likely: 4.6"
+    page.page.fill("#prompt", "Ah")
+    page.page.click("#write")
+    page.until("document.getElementById('after').textContent.length > 40")
+    assert page.page.inner_text("#after").count("Ahoy!") > page.page.inner_text("#before").count(
+        "Ahoy!"
+    )
+    page.page.click("#forget")
+    page.until(f"{NUMBER.format('steps')} === 0")
+    assert page.problems == []

@@ -1,0 +1,189 @@
+"""What a language model is made of: `Config`, read from config.json and from a GGUF file's metadata by one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from webtorch.errors import WebtorchError
+
+__all__ = ["Config", "ModelError", "Rope"]
+
+
+class ModelError(WebtorchError, ValueError):
+    """A model's files are damaged, or of a kind that is not read here."""
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary places (Su et al., 2021), and how they are stretched to longer contexts.
+
+    kind: "default"; "linear" (all angles are divided by `factor`); "llama3" (slow ones are); "yarn" (Peng et
+    al., 2023); "longrope" (Ding et al., 2024: `short` or `long` are divisors for each pair of channels);
+    "factors" (`short` are such divisors for any length, as GGUF files of Llama 3 have them).
+    """
+
+    theta: float = 10000.0
+    dim: int = 0  # channels that are turned; the others stay
+    kind: str = "default"
+    factor: float = 1.0
+    original: int = 0  # context before it was stretched
+    low: float = 1.0  # llama3: what turns less often than this in `original` is slowed down
+    high: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    attention_factor: float | None = None
+    short: tuple[float, ...] = ()
+    long: tuple[float, ...] = ()
+
+    def frequencies(self, context: int) -> tuple[list[float], float]:
+        """Return the angle from one place to the next for each pair, and what sine and cosine are times.
+
+        context: how many places there are, which "longrope" asks.
+        """
+        pairs = range(self.dim // 2)
+        rates = [self.theta ** (-2.0 * i / self.dim) for i in pairs]
+        scale = 1.0
+        match self.kind:
+            case "linear":
+                rates = [r / self.factor for r in rates]
+            case "llama3":
+                rates = [self._llama3(r) for r in rates]
+            case "yarn":
+                kept = self._yarn()
+                rates = [r * (k + (1 - k) / self.factor) for r, k in zip(rates, kept, strict=True)]
+                scale = 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+            case "longrope" | "factors":
+                chosen = (
+                    self.long if self.kind == "longrope" and context > self.original else self.short
+                )
+                if len(chosen) != len(rates):
+                    raise ModelError(
+                        f"{len(chosen)} factors of rotary places, {len(rates)} are wanted"
+                    )
+                rates = [r / f for r, f in zip(rates, chosen, strict=True)]
+                if self.kind == "longrope" and self.factor > 1:
+                    scale = math.sqrt(1 + math.log(self.factor) / math.log(self.original))
+        return rates, scale if self.attention_factor is None else self.attention_factor
+
+    def _llama3(self, rate: float) -> float:
+        """Return a rate, divided by `factor` where it turns less than `low` times in the old context."""
+        kept = (self.original * rate / (2 * math.pi) - self.low) / (self.high - self.low)
+        kept = min(max(kept, 0.0), 1.0)
+        return rate * (kept + (1 - kept) / self.factor)
+
+    def _yarn(self) -> list[float]:
+        """Return for each pair how much of its rate stays (Peng et al., 2023, section 3.2)."""
+
+        def pair(turns: float) -> float:
+            """Return the (fractional) pair that turns so often in the old context."""
+            return (
+                self.dim
+                * math.log(self.original / (turns * 2 * math.pi))
+                / (2 * math.log(self.theta))
+            )
+
+        first, last = pair(self.beta_fast), pair(self.beta_slow)
+        if self.truncate:
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, self.dim - 1)
+        width = last - first or 0.001
+        return [1 - min(max((i - first) / width, 0.0), 1.0) for i in range(self.dim // 2)]
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes and the options of a model of the Llama kind; sizes by their names in config.json.
+
+    What differs between architectures is an option here; `webtorch.llm.architectures` says which has which.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    activation: str = "silu"  # or "gelu_tanh"
+    rope: Rope = field(default_factory=Rope)
+    # Places of layers with a window, where they have their own (Gemma 3).
+    local_rope: Rope | None = None
+    rotary: tuple[bool, ...] = ()  # which layers turn at all; empty: all do (SmolLM 3)
+    sliding_window: int | None = None
+    sliding: tuple[bool, ...] = ()  # which layers see only the last `sliding_window` places
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm: str = ""  # "head": of each head's channels; "all": of all heads together
+    norm_before: bool = True  # of what attention and the multilayer perceptron read
+    norm_after: bool = False  # of what they give
+    attention_scale: float | None = None  # of queries times keys; None: head_dim ** -0.5
+    attention_cap: float | None = None  # soft caps: cap * tanh(x / cap)
+    logit_cap: float | None = None
+    sinks: bool = False  # a further score for each head, which takes part of the softmax (gpt-oss)
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_divisor: float = 1.0
+    mlp_bias: bool = False
+    # Mixtures of experts (Shazeer et al., 2017)
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    shared_intermediate_size: int = 0  # of the expert that every token has, which a gate weighs
+    norm_topk_prob: bool = True  # the weights of the chosen experts add up to 1
+    dense: tuple[bool, ...] = ()  # which layers have no experts
+    expert_bias: bool = False  # also of the router
+    expert_limit: float | None = (
+        None  # gpt-oss: gates and values are clamped, and 1 is added to these
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that no model has."""
+        for name in _SIZES:
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
+                raise ModelError(f"{self.architecture}: {name} is {value!r}, a size is wanted")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ModelError(
+                f"{self.architecture}: {self.num_attention_heads} heads of queries do not share "
+                f"{self.num_key_value_heads} of keys evenly"
+            )
+        for name in ("rotary", "sliding", "dense"):
+            if len(getattr(self, name)) not in (0, self.num_hidden_layers):
+                raise ModelError(
+                    f"{self.architecture}: {name} is not of {self.num_hidden_layers} layers"
+                )
+        if self.head_dim % 2 or not 0 < self.rope.dim <= self.head_dim or self.rope.dim % 2:
+            raise ModelError(
+                f"{self.architecture}: {self.rope.dim} of {self.head_dim} channels would turn"
+            )
+        if self.num_experts and not 0 < self.num_experts_per_tok <= self.num_experts:
+            raise ModelError(
+                f"{self.architecture}: {self.num_experts_per_tok} of {self.num_experts} experts"
+            )
+
+    def window(self, layer: int) -> int | None:
+        """Return how many places a layer sees, or None for all."""
+        return self.sliding_window if self.sliding and self.sliding[layer] else None
+
+    def experts(self, layer: int) -> int:
+        """Return how many experts a layer has, 0 for one that is dense."""
+        return 0 if self.dense and self.dense[layer] else self.num_experts
+
+
+_SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings",
+)  # fmt: skip
+
+
+def given(data: Mapping[str, Any], *names: str, default: Any = None) -> Any:
+    """Return the first of some entries that is there and not None."""
+    return next((data[n] for n in names if data.get(n) is not None), default)

@@ -1,0 +1,69 @@
+"""Models from files: a GGUF file, or a folder of Hugging Face's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from webtorch.functions import public as webtorch
+from webtorch.io.gguf import GGUFReader
+from webtorch.io.safetensors import FilePath
+from webtorch.ir.dtype import DType
+from webtorch.llm.architectures import config_from_gguf, config_from_json
+from webtorch.llm.config import Config, ModelError
+from webtorch.llm.model import Model
+from webtorch.llm.weights import FolderWeights, GGUFWeights, Weights, fill
+
+__all__ = ["load_model", "read_config", "read_json"]
+
+_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object of a file. Raises ModelError where it is damaged or absent."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{path}: {error}") from None
+    if not isinstance(data, dict):
+        raise ModelError(f"{path}: an object is wanted")
+    return data
+
+
+def read_config(path: FilePath) -> Config:
+    """Return the sizes and options of a model: of a GGUF file, or of a folder with a config.json.
+
+    Raises ModelError where they are not read here, GGUFError and OSError for damaged and absent files.
+    """
+    place = Path(path)
+    if place.is_dir():
+        return config_from_json(read_json(place / "config.json"), str(place / "config.json"))
+    return _gguf_config(GGUFReader(place))
+
+
+def _gguf_config(reader: GGUFReader) -> Config:
+    factors = {n: reader.tensor(n, device="cpu").tolist() for n in _FACTORS if n in reader.entries}
+    shapes = {n: e.shape for n, e in reader.entries.items()}
+    return config_from_gguf(reader.metadata, shapes, factors, reader.file)
+
+
+def load_model(path: FilePath, device: object = None, dtype: DType | None = None) -> Model:
+    """Return the model of a GGUF file, or of a folder of Hugging Face's with safetensors, to compute with.
+
+    dtype: of all floats (default float32). Raises as `read_config`, and ModelError for weights that are missing
+    or have other shapes.
+    """
+    place, kind = Path(path), dtype or webtorch.float32
+    source: Weights
+    if place.is_dir():
+        config = read_config(place)
+        source = FolderWeights(config, place, device, kind)
+    else:
+        reader = GGUFReader(place)
+        config = _gguf_config(reader)
+        source = GGUFWeights(config, reader, device, kind)
+    with webtorch.device("meta"):
+        model = Model(config)
+    fill(model, source)
+    return model.eval()

@@ -1,0 +1,379 @@
+"""A language model of the Llama kind (Touvron et al., 2023), with the options of `Config`; and its cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
+from webtorch.llm.config import Config, Rope
+from webtorch.nn import functional as F
+from webtorch.nn.container import ModuleList
+from webtorch.nn.embedding import Embedding
+from webtorch.nn.linear import Linear
+from webtorch.nn.module import Module
+from webtorch.nn.norm import RMSNorm
+from webtorch.nn.parameter import Parameter
+from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.tensor import Tensor
+
+__all__ = ["Cache", "Model", "cache_bytes", "empty_cache"]
+
+Angles = tuple[Tensor, Tensor]
+
+
+# Keys and values of each layer: a tensor (1, key heads, context, channels), and for int8 its scales (..., 1).
+Cache = list[tuple[list[Tensor], list[Tensor]]]
+
+
+def empty_cache(
+    config: Config, context: int, dtype: DType | None = None, device: DeviceLike = None
+) -> Cache:
+    """Return a cache of one text of up to `context` tokens; its size stays.
+
+    dtype: float32 (the default), float16, or int8, which has a float32 scale for each head and place.
+    """
+    shape = (1, config.num_key_value_heads, context, config.head_dim)
+    kind = dtype or webtorch.float32
+
+    def empty() -> list[Tensor]:
+        """Return what holds the keys, or the values, of a layer."""
+        held = [webtorch.zeros(shape, dtype=kind, device=device)]
+        if kind is webtorch.int8:
+            held.append(webtorch.zeros((*shape[:-1], 1), device=device))
+        return held
+
+    return [(empty(), empty()) for _ in range(config.num_hidden_layers)]
+
+
+def cache_bytes(config: Config, context: int, dtype: DType | None = None) -> int:
+    """Return how much memory a cache takes."""
+    kind = dtype or webtorch.float32
+    place = kind.itemsize * config.head_dim + (4 if kind is webtorch.int8 else 0)
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * context * place
+
+
+def _write(held: list[Tensor], at: Tensor, new: Tensor, length: int) -> Tensor:
+    """Write rows (1, heads, T, C) at places (T); return what stands in the first `length` places."""
+    if len(held) == 1:
+        held[0].index_copy_(2, at, new.to(held[0].dtype))
+        return held[0][:, :, :length].to(new.dtype)
+    scale = new.float().abs().amax(-1, keepdim=True) / 127.0
+    held[0].index_copy_(2, at, (new / scale.clamp(min=1e-12)).round().to(webtorch.int8))
+    held[1].index_copy_(2, at, scale)
+    return (held[0][:, :, :length].float() * held[1][:, :, :length]).to(new.dtype)
+
+
+def rotate(x: Tensor, angles: Angles) -> Tensor:
+    """Turn pairs of channels (i, i + n / 2) of the first n of x (N, heads, T, C); angles: (T, n / 2) each."""
+    cos, sin = angles
+    half = cos.shape[-1]
+    a, b = x[..., :half], x[..., half : 2 * half]
+    parts = [a * cos - b * sin, b * cos + a * sin]
+    if 2 * half < x.shape[-1]:
+        parts.append(x[..., 2 * half :])
+    return webtorch.cat(parts, -1)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scale: float,
+    cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Return attention (N, heads, T, C) of q (N, heads, T, C) over k and v (N, key heads, S, C).
+
+    mask: (T, S), True where a place is seen; None: all before and its own. cap: scores are cap *
+    tanh(score / cap) (Gemma 2). sinks: (heads,), a score that takes its part and gives nothing (Xiao et al., 2024).
+    """
+    if cap is None and sinks is None:
+        return F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
+        )
+    groups = k.shape[1]
+    q = q.unflatten(1, (groups, -1))  # (N, key heads, queries of one, T, C)
+    scores = q @ k.unsqueeze(2).transpose(-1, -2) * scale
+    if cap is not None:
+        scores = cap * webtorch.tanh(scores / cap)
+    if mask is None:
+        t = scores.shape[-2]
+        mask = webtorch.ones(t, t, dtype=webtorch.bool, device=q.device).tril()
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        held = sinks.to(scores.dtype).reshape(1, groups, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        parts = webtorch.softmax(webtorch.cat([scores, held], -1), -1)[..., :-1]
+    else:
+        parts = webtorch.softmax(scores, -1)
+    return (parts @ v.unsqueeze(2)).flatten(1, 2)
+
+
+class Attention(Module):
+    """Attention in which several heads of queries share keys and values (Ainslie et al., 2023)."""
+
+    sinks: Parameter | None
+
+    def __init__(self, config: Config, layer: int) -> None:
+        """Make the projections."""
+        super().__init__()
+        width, size = config.hidden_size, config.head_dim
+        heads, groups = config.num_attention_heads, config.num_key_value_heads
+        self.size, self.norm, self.cap = size, config.qk_norm, config.attention_cap
+        self.scale = config.attention_scale or size**-0.5
+        self.turns = not config.rotary or config.rotary[layer]
+        self.q = Linear(width, heads * size, bias=config.qkv_bias)
+        self.k = Linear(width, groups * size, bias=config.qkv_bias)
+        self.v = Linear(width, groups * size, bias=config.qkv_bias)
+        self.o = Linear(heads * size, width, bias=config.output_bias)
+        if self.norm:
+            wide = self.norm == "all"
+            self.q_norm = RMSNorm(heads * size if wide else size, config.rms_norm_eps)
+            self.k_norm = RMSNorm(groups * size if wide else size, config.rms_norm_eps)
+        self.register_parameter("sinks", Parameter(webtorch.zeros(heads)) if config.sinks else None)
+
+    def forward(
+        self,
+        x: Tensor,
+        angles: Angles,
+        mask: Tensor | None,
+        at: Tensor | None,
+        held: Any,
+        length: int,
+    ) -> Tensor:
+        """Return (N, T, width). held: the layer's cache, written at `at`, of which `length` places are read."""
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.norm == "all":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k, v = (p.unflatten(-1, (-1, self.size)).transpose(1, 2) for p in (q, k, v))
+        if self.norm == "head":
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.turns:
+            q, k = rotate(q, angles), rotate(k, angles)
+        if held is not None:
+            assert at is not None
+            k, v = _write(held[0], at, k, length), _write(held[1], at, v, length)
+        out = attend(q, k, v, mask, self.scale, self.cap, self.sinks)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
+def _activation(kind: str, gate: Tensor) -> Tensor:
+    return F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")
+
+
+class MLP(Module):
+    """Two layers, the first with a gate (Shazeer, 2020)."""
+
+    def __init__(self, config: Config, inner: int) -> None:
+        """Make the layers."""
+        super().__init__()
+        width, self.activation = config.hidden_size, config.activation
+        self.gate = Linear(width, inner, bias=config.mlp_bias)
+        self.up = Linear(width, inner, bias=config.mlp_bias)
+        self.down = Linear(inner, width, bias=config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what has the shape of x (N, T, width)."""
+        return self.down(_activation(self.activation, self.gate(x)) * self.up(x))
+
+
+class Expert(Module):
+    """The weights of one layer of all experts: (experts, outputs, inputs)."""
+
+    bias: Parameter | None
+
+    def __init__(self, experts: int, inputs: int, outputs: int, bias: bool) -> None:
+        """Make them, without values."""
+        super().__init__()
+        self.weight = Parameter(webtorch.zeros(experts, outputs, inputs))
+        self.register_parameter(
+            "bias", Parameter(webtorch.zeros(experts, outputs)) if bias else None
+        )
+
+    def forward(self, x: Tensor, chosen: Tensor | None) -> Tensor:
+        """Return (experts, T, outputs) of x (experts or 1, T, inputs); chosen: only these experts, (n,)."""
+        weight: Tensor = self.weight
+        bias: Tensor | None = self.bias
+        if chosen is not None:
+            weight = weight[chosen]
+            bias = None if bias is None else bias[chosen]
+        out = x @ weight.transpose(1, 2)
+        return out if bias is None else out + bias.unsqueeze(1)
+
+
+class Experts(Module):
+    """All experts of a layer: gate, up and down."""
+
+    def __init__(self, config: Config) -> None:
+        """Make the layers."""
+        super().__init__()
+        count, width, inner = config.num_experts, config.hidden_size, config.moe_intermediate_size
+        self.activation, self.limit = config.activation, config.expert_limit
+        self.gate = Expert(count, width, inner, config.expert_bias)
+        self.up = Expert(count, width, inner, config.expert_bias)
+        self.down = Expert(count, inner, width, config.expert_bias)
+
+    def forward(self, x: Tensor, chosen: Tensor | None) -> Tensor:
+        """Return (experts, T, width) of x (1, T, width)."""
+        gate, up = self.gate(x, chosen), self.up(x, chosen)
+        if self.limit is None:
+            inner = _activation(self.activation, gate) * up
+        else:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+            inner = gate * webtorch.sigmoid(1.702 * gate) * (up + 1.0)
+        return self.down(inner, chosen)
+
+
+class Mixture(Module):
+    """Each token goes through the few experts that a router gives it (Shazeer et al., 2017).
+
+    One token reads the weights of its experts only. Of more tokens every expert computes all, and what is not
+    chosen counts for nothing: no shape follows from data, so the program is one.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """Make the router and the experts."""
+        super().__init__()
+        self.used, self.normed = config.num_experts_per_tok, config.norm_topk_prob
+        self.router = Linear(config.hidden_size, config.num_experts, bias=config.expert_bias)
+        self.experts = Experts(config)
+        if config.shared_intermediate_size:
+            self.shared = MLP(config, config.shared_intermediate_size)
+            self.shared_gate = Linear(config.hidden_size, 1, bias=False)
+        self.has_shared = bool(config.shared_intermediate_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what has the shape of x (N, T, width)."""
+        rows = x.flatten(0, -2)
+        chances = webtorch.softmax(self.router(rows).float(), -1)
+        top, which = chances.topk(self.used, -1)  # (rows, used)
+        if self.normed:
+            top = top / top.sum(-1, keepdim=True)
+        top = top.to(x.dtype)
+        if rows.shape[0] == 1:
+            found = self.experts(rows.unsqueeze(0), which[0])  # (used, 1, width)
+            out = (top.t().unsqueeze(-1) * found).sum(0)
+        else:
+            weights = webtorch.zeros_like(chances, dtype=x.dtype).scatter(-1, which, top)
+            found = self.experts(rows.unsqueeze(0), None)  # (experts, rows, width)
+            out = (weights.t().unsqueeze(-1) * found).sum(0)
+        if self.has_shared:
+            out = out + webtorch.sigmoid(self.shared_gate(rows)) * self.shared(rows)
+        return out.view_as(x)
+
+
+class Layer(Module):
+    """Attention and a perceptron, each added to what comes in."""
+
+    def __init__(self, config: Config, layer: int) -> None:
+        """Make the layers."""
+        super().__init__()
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.before, self.after, self.scale = (
+            config.norm_before,
+            config.norm_after,
+            config.residual_scale,
+        )
+        self.attention = Attention(config, layer)
+        self.mlp = (
+            Mixture(config) if config.experts(layer) else MLP(config, config.intermediate_size)
+        )
+        if self.before:
+            self.attention_norm, self.mlp_norm = RMSNorm(width, eps), RMSNorm(width, eps)
+        if self.after:
+            self.attention_after, self.mlp_after = RMSNorm(width, eps), RMSNorm(width, eps)
+
+    def forward(self, x: Tensor, *where: Any) -> Tensor:
+        """Return (N, T, width); `where` is what attention takes besides."""
+        out = self.attention(self.attention_norm(x) if self.before else x, *where)
+        x = x + self._added(self.attention_after(out) if self.after else out)
+        out = self.mlp(self.mlp_norm(x) if self.before else x)
+        return x + self._added(self.mlp_after(out) if self.after else out)
+
+    def _added(self, x: Tensor) -> Tensor:
+        return x if self.scale == 1.0 else x * self.scale
+
+
+class Model(Module):
+    """Tokens to layers to logits."""
+
+    def __init__(self, config: Config) -> None:
+        """Make the layers, with random weights."""
+        super().__init__()
+        self.config = config
+        self.embed = Embedding(config.vocab_size, config.hidden_size)
+        self.layers = ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        if not config.tie_word_embeddings:
+            self.head = Linear(config.hidden_size, config.vocab_size, bias=False)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        at: Tensor | None = None,
+        cache: Cache | None = None,
+        wanted: Tensor | None = None,
+        length: int | None = None,
+    ) -> Tensor:
+        """Return logits (N, T, vocabulary) of tokens (N, T), int64.
+
+        at: their places (T,), int64 on the device, with a cache (N is 1 then): keys and values are written there,
+        and the first `length` places are read, all of them by default. wanted: of which of the T there are
+        logits (n,), all by default.
+        """
+        hidden = self.hidden(tokens, at, cache, length)
+        return self.logits(hidden if wanted is None else hidden.index_select(1, wanted))
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        at: Tensor | None = None,
+        cache: Cache | None = None,
+        length: int | None = None,
+    ) -> Tensor:
+        """Return what comes out of the last norm, (N, T, width); arguments as of `forward`."""
+        config, count = self.config, tokens.shape[1]
+        x = self.embed(tokens)
+        if config.embedding_scale != 1.0:
+            x = x * config.embedding_scale
+        context = count if cache is None else cache[0][0][0].shape[2]
+        seen = context if length is None else length
+        places = webtorch.arange(count, device=x.device) if at is None else at
+        angles = self._angles(config.rope, places, context, x.dtype)
+        local = config.local_rope
+        near = angles if local is None else self._angles(local, places, context, x.dtype)
+        whole, window = self._masks(places, seen, cache is not None)
+        for i, layer in enumerate(self.layers):
+            mask, turned = (whole, angles) if config.window(i) is None else (window, near)
+            held = None if cache is None else cache[i]
+            x = layer(x, turned, mask, at, held, seen)
+        return self.norm(x)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits (N, T, vocabulary) of (N, T, width)."""
+        config = self.config
+        head = self.embed if config.tie_word_embeddings else self.head
+        out = F.linear(hidden, head.weight)
+        if config.logit_divisor != 1.0:
+            out = out / config.logit_divisor
+        if config.logit_cap is not None:
+            out = config.logit_cap * webtorch.tanh(out / config.logit_cap)
+        return out
+
+    def _angles(self, rope: Rope, places: Tensor, context: int, dtype: DType) -> Angles:
+        """Return cosines and sines of the angles at places (T,): (T, dim / 2)."""
+        rates, scale = rope.frequencies(context)
+        turned = places.unsqueeze(1).float() * webtorch.tensor(rates, device=places.device)
+        return (turned.cos() * scale).to(dtype), (turned.sin() * scale).to(dtype)
+
+    def _masks(
+        self, places: Tensor, seen: int, cached: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return who sees whom, (T, seen): without and with a window. None: all that came before."""
+        width = self.config.sliding_window
+        if not cached and (width is None or seen <= width):
+            return None, None
+        there, here = webtorch.arange(seen, device=places.device), places.unsqueeze(1)
+        past = there <= here
+        return past if cached else None, past if width is None else past & (there > here - width)

@@ -1,0 +1,191 @@
+"""Weights of a model from Hugging Face's folders and from GGUF files, as `webtorch.llm.model` has them, and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from webtorch.functions import public as webtorch
+from webtorch.io import safetensors, weights
+from webtorch.io.gguf import GGUFReader, save_gguf
+from webtorch.io.safetensors import FilePath
+from webtorch.ir.dtype import DType
+from webtorch.llm.architectures import architecture, gguf_metadata, parts
+from webtorch.llm.config import Config, ModelError
+from webtorch.llm.model import Model
+from webtorch.nn.parameter import Parameter
+from webtorch.tensors.tensor import Tensor
+
+__all__ = ["FolderWeights", "GGUFWeights", "Weights", "fill", "save"]
+
+# The rows of these are turned by places.
+_TURNED = {"attention.q": "num_attention_heads", "attention.k": "num_key_value_heads"}
+_EXPERTS = "mlp.experts."
+
+
+class Weights(Protocol):
+    """Where weights come from."""
+
+    def weight(self, name: str, like: Tensor) -> Tensor:
+        """Return the weight of a name, of the shape of `like`. Raises ModelError where there is none."""
+
+
+def fill(model: Model, source: Weights) -> None:
+    """Give a model, made on the device "meta", its weights, one after the other; none asks for a gradient."""
+    for name, empty in list(model.named_parameters()):
+        found = source.weight(name, empty)
+        if tuple(found.shape) != tuple(empty.shape):
+            raise ModelError(
+                f"{name} has the shape {tuple(found.shape)}, and {tuple(empty.shape)} by the model's sizes"
+            )
+        path, _, last = name.rpartition(".")
+        owner = model.get_submodule(path)
+        setattr(owner, last, Parameter(found, requires_grad=False))
+
+
+def _rows(config: Config, path: str) -> tuple[int, int]:
+    """Return which rows of the one weight of queries, keys and values a part is, or of gates and values."""
+    if path in ("mlp.gate", "mlp.up"):
+        begin = 0 if path == "mlp.gate" else config.intermediate_size
+        return begin, begin + config.intermediate_size
+    q = config.num_attention_heads * config.head_dim
+    kv = config.num_key_value_heads * config.head_dim
+    return {"attention.q": (0, q), "attention.k": (q, q + kv), "attention.v": (q + kv, q + 2 * kv)}[
+        path
+    ]
+
+
+class FolderWeights:
+    """A folder of Hugging Face's with safetensors."""
+
+    def __init__(self, config: Config, folder: FilePath, device: Any, dtype: DType | None) -> None:
+        """Map the files."""
+        self.config, self.folder, self.device, self.dtype = config, os.fspath(folder), device, dtype
+        self.found = architecture(config)
+        self.records: dict[str, tuple[safetensors.RawTensor, str]] = {}
+        for file, listed in weights.shards(folder).items():
+            for key, record in safetensors.load_file(file, allow_misaligned=True).items():
+                if listed is None or key in listed:
+                    self.records[key] = record, file
+        # "model.", but what a model that also sees images has around it.
+        ends = [k for k in self.records if k.endswith("embed_tokens.weight")]
+        if not ends:
+            raise ModelError(f"{self.folder}: there is no embed_tokens.weight")
+        self.root = min(ends, key=len).removesuffix("embed_tokens.weight")
+
+    def read(self, key: str) -> Tensor:
+        """Return a tensor of the files."""
+        name = self.root + key.removeprefix("model.") if key.startswith("model.") else key
+        if name not in self.records:
+            raise ModelError(f"{self.folder}: there is no tensor {name!r}")
+        record, file = self.records[name]
+        return weights.tensor_of(record, name, file, self.device, None)
+
+    def weight(self, name: str, like: Tensor) -> Tensor:
+        """Return the weight of a name."""
+        _, path, kind = parts(name)
+        key = self.found.weight(name, gguf=False)
+        if self.found.norm_from_one and path.endswith(("norm", "after")):
+            return self._typed(self.read(key).float() + 1.0)
+        if self.found.fused and path in (*_TURNED, "attention.v", "mlp.gate", "mlp.up"):
+            whole = key.replace(
+                path.split(".")[1] + "_proj", "qkv_proj" if "attention" in path else "gate_up_proj"
+            )
+            begin, end = _rows(self.config, path)
+            return self._typed(self.read(whole)[begin:end])
+        if not path.startswith(_EXPERTS):
+            return self._typed(self.read(key))
+        if not self.found.stacked:
+            count = like.shape[0]
+            return webtorch.stack(
+                [self._typed(self.read(key.replace("{e}", str(e)))) for e in range(count)]
+            )
+        # (experts, inputs, outputs), gates and values in turns (gpt-oss).
+        both = self.read(key.removesuffix(f".{kind}") + ("_bias" if kind == "bias" else ""))
+        if not path.endswith("down"):
+            both = both[..., int(path.endswith("up")) :: 2]
+        return self._typed(both if kind == "bias" else both.transpose(1, 2)).contiguous()
+
+    def _typed(self, t: Tensor) -> Tensor:
+        return t if self.dtype is None or not t.is_floating_point() else t.to(self.dtype)
+
+
+class GGUFWeights:
+    """A GGUF file."""
+
+    def __init__(
+        self, config: Config, reader: GGUFReader, device: Any, dtype: DType | None
+    ) -> None:
+        """Take an open file."""
+        self.config, self.reader, self.device, self.dtype = config, reader, device, dtype
+        self.found = architecture(config)
+
+    def read(self, key: str) -> Tensor:
+        """Return a tensor of the file."""
+        if key not in self.reader.entries:
+            raise ModelError(f"{self.reader.file}: there is no tensor {key!r}")
+        return self.reader.tensor(key, device=self.device, dtype=self.dtype)
+
+    def weight(self, name: str, like: Tensor) -> Tensor:
+        """Return the weight of a name."""
+        number, path, kind = parts(name)
+        key, here = self.found.weight(name, gguf=True), self.reader.entries
+        if path in (*_TURNED, "attention.v") and key not in here and self.found.fused:
+            begin, end = _rows(self.config, path)
+            return self.read(f"blk.{number}.attn_qkv.{kind}")[begin:end]
+        if path in ("mlp.gate", "mlp.up") and self.found.fused:
+            begin, end = _rows(self.config, path)
+            return self.read(f"blk.{number}.ffn_up.{kind}")[begin:end]
+        if path.startswith(_EXPERTS) and key not in here:
+            # Files of the first mixtures have a tensor for each expert.
+            singles = [key.replace("_exps.", f".{e}.") for e in range(like.shape[0])]
+            return webtorch.stack([self.read(single) for single in singles])
+        out = self.read(key)
+        if self.found.permuted and path in _TURNED:
+            heads = getattr(self.config, _TURNED[path])
+            out = out.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        return out.reshape(like.shape) if path == "mlp.shared_gate" else out
+
+
+def _written(model: Model) -> Iterator[tuple[str, Tensor]]:
+    """Yield what a GGUF file of a model holds: names and tensors."""
+    config = model.config
+    found = architecture(config)
+    waiting: dict[str, list[Tensor]] = {}
+    for name, weight in model.named_parameters():
+        number, path, kind = parts(name)
+        key, t = found.weight(name, gguf=True), weight.detach()
+        if t.ndim == 1:
+            t = t.float()
+        if found.permuted and path in _TURNED:
+            heads = getattr(config, _TURNED[path])
+            t = t.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        if found.fused and path in (*_TURNED, "attention.v", "mlp.gate", "mlp.up"):
+            wanted, whole = (3, "attn_qkv") if "attention" in path else (2, "ffn_up")
+            key = f"blk.{number}.{whole}.{kind}"
+            waiting.setdefault(key, []).append(t)
+            if len(waiting[key]) < wanted:
+                continue
+            t = webtorch.cat(waiting.pop(key))
+        yield key, t.reshape(-1).float() if path == "mlp.shared_gate" else t
+    rope = config.rope
+    if rope.kind in ("llama3", "factors"):
+        rates, _ = rope.frequencies(config.max_position_embeddings)
+        plain = [rope.theta ** (-2.0 * i / rope.dim) for i in range(len(rates))]
+        yield (
+            "rope_freqs.weight",
+            webtorch.tensor([p / r for p, r in zip(plain, rates, strict=True)]),
+        )
+    elif rope.kind == "longrope":
+        yield "rope_factors_short.weight", webtorch.tensor(rope.short)
+        yield "rope_factors_long.weight", webtorch.tensor(rope.long)
+
+
+def save(model: Model, path: FilePath, metadata: dict[str, Any] | None = None) -> None:
+    """Write a model as a GGUF file, with its sizes and further metadata (the tokenizer's, a template).
+
+    Matrices keep their type, vectors are float32, as llama.cpp has them. Raises GGUFError for types that the
+    format lacks.
+    """
+    save_gguf(dict(_written(model)), path, {**gguf_metadata(model.config), **(metadata or {})})
