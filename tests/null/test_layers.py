@@ -56,6 +56,8 @@ OUTSIDE = (
     "runtime.backends.cpu", "runtime.backends.webgpu", "pytorch", "cli",
     # Entered by whoever has the packages onnx and tensorboard.
     "onnx.exporter", "onnx.importer", "onnx.model", "onnx.operators", "utils.tensorboard",
+    # The same of starlette.
+    "llm.server",
 )  # fmt: skip
 # Programs that talk to a person, and a table that prints itself when told to. Everything else
 # reports through values, warnings and errors.
