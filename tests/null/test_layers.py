@@ -27,7 +27,7 @@ ORDER = (
     "nn accelerator cuda",
     "aten",
     "utils",
-    "optim distributions func",
+    "optim distributions func quantization",
     "capture _higher_order_ops",
     "compiler io onnx pytorch",
     "fx llm",

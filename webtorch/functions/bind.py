@@ -35,6 +35,7 @@ from webtorch.tensors import (
     recorders,
 )
 from webtorch.tensors.absent import Absent, pytorch_names
+from webtorch.tensors.packed import Packed
 from webtorch.tensors.tensor import Tensor
 
 # The files of entries. A new file is named here once.
@@ -46,8 +47,8 @@ _FUNCTIONS = (
     "pointwise", "reduce", "variance", "cumulative", "movement", "slicing", "joining", "repeating", "padding",
     "indexing", "gather_scatter", "lookup", "ordering", "creation", "ranges", "random", "assign",
     "contract", "products", "einsum", "convolution", "pooling", "resize", "norm", "loss", "attention", "composite",
-    "statistics", "quantize", "linalg", "cholesky", "decomposition", "factors", "lobpcg", "polynomial", "window",
-    "copying", "complex", "fft", "spectrum", "segment", "masked", "native", "sampling", "oldnames",
+    "statistics", "quantize", "packed", "linalg", "cholesky", "decomposition", "factors", "lobpcg", "polynomial",
+    "window", "copying", "complex", "fft", "spectrum", "segment", "masked", "native", "sampling", "oldnames",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
 NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {
@@ -179,6 +180,8 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
         def operator(self: Tensor, other: object) -> Any:
             if not active.count and not reflected and isinstance(other, Tensor):
                 return function(self, other)
+            if isinstance(other, Packed):
+                return NotImplemented
             return enter(callee, (self, other), {})
 
     elif not reflected:
