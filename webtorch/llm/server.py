@@ -319,7 +319,7 @@ def application(
         """Return texts as vectors."""
         body = await _body(request)
         inputs = _inputs(body, "input")
-        vectors = [await asyncio.to_thread(lambda t=t: model.embed(t).tolist()) for t in inputs]
+        vectors = [(await asyncio.to_thread(model.embed, t)).tolist() for t in inputs]
         data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(vectors)]
         count = sum(
             len(model.tokenizer.encode(t)) if isinstance(t, str) else len(t) for t in inputs
