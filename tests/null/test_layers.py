@@ -40,6 +40,7 @@ LEVELS = {room: level for level, rooms in enumerate(ORDER) for room in rooms.spl
 # (importing file, imported module) -> why the import waits until it is needed. They point down like all others.
 LATE = {
     ("as_torch.names.operators", "as_torch.names.torchvision_operators"): "start-up: few programs use torchvision",
+    ("cli.serve_llm", "llm.server"): "optional package: starlette",
     ("data.loader", "data.processes"): "start-up, and a page has no processes",
     ("debug", "runtime.backends.cpu.memory"): "optional package: NumPy",
     ("debug", "runtime.backends.cpu.plain"): "optional package: NumPy",
