@@ -15,12 +15,13 @@ from webtorch.llm.config import Config, ModelError
 from webtorch.llm.model import Model
 from webtorch.llm.weights import FolderWeights, GGUFWeights, Weights, fill
 
-__all__ = ["load_model", "read_config"]
+__all__ = ["load_model", "read_config", "read_json"]
 
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object of a file. Raises ModelError where it is damaged or absent."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -37,7 +38,7 @@ def read_config(path: FilePath) -> Config:
     """
     place = Path(path)
     if place.is_dir():
-        return config_from_json(_json(place / "config.json"), str(place / "config.json"))
+        return config_from_json(read_json(place / "config.json"), str(place / "config.json"))
     return _gguf_config(GGUFReader(place))
 
 

@@ -346,7 +346,8 @@ class Module:
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
         """Replace every parameter, gradient and buffer by `fn` of it, keeping parameters' identity.
 
-        Optimizers hold the parameter objects, so a parameter gets new data instead of a successor.
+        Optimizers hold the parameter objects, so a parameter gets new data instead of a successor, but where it comes
+        from the device "meta", or goes there, as PyTorch's do.
         """
         bindings.modules += 1
         if recurse:
@@ -356,13 +357,6 @@ class Module:
             if param is None:
                 continue
             grad = param.grad
-            if overwrites():
-                with webtorch.no_grad():
-                    new = Parameter(fn(param), param.requires_grad)
-                    if grad is not None:
-                        new.grad = fn(grad).requires_grad_(grad.requires_grad)
-                self._parameters[name] = new
-                continue
             if get_swap_module_params_on_conversion():
                 param.grad = None
                 with webtorch.no_grad():
@@ -372,7 +366,13 @@ class Module:
                         param.grad = grad
                 continue
             with webtorch.no_grad():
-                param.data = fn(param.data)
+                value = fn(param.data)
+                if overwrites() or value.is_meta != param.is_meta:
+                    new = self._parameters[name] = Parameter(value, param.requires_grad)
+                    if grad is not None:
+                        new.grad = fn(grad).requires_grad_(grad.requires_grad)
+                    continue
+                param.data = value
                 if grad is not None:
                     grad.data = fn(grad.data)
                     param.grad = grad

@@ -54,6 +54,7 @@ from webtorch.pytorch.device import (
     is_whole,
     lie,
     made_of,
+    opened,
     runtime,
     store,
     wrap,
@@ -536,7 +537,7 @@ class _Work(c10d.Work):
 
     def _comes_later(self) -> list[torch.Tensor] | None:
         """Return what is written, if it is not there and may come later: what reads it waits. Profiles end with it."""
-        call = self._call
+        call, opened.received = self._call, True
         if torch.autograd._profiler_enabled():
             return None
         return call.written() if call is not None and call.expect() else None
