@@ -26,8 +26,8 @@ _pages: ContextVar[bool] = ContextVar("for_pages", default=False)
 
 @contextlib.contextmanager
 def for_pages() -> Iterator[None]:
-    """Record on a CPU what other machines run, among them WebAssembly and adapters in software: attention with products,
-    which do that faster, and Fourier transforms of products, as no other has NumPy's."""
+    """Record on a CPU what other machines run, among them WebAssembly and adapters in software: attention with
+    products, which do that faster, and Fourier transforms of products, as no other has NumPy's."""
     before = _pages.set(True)
     try:
         yield
