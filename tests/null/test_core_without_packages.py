@@ -96,6 +96,8 @@ class NullBackend:
         self.programs.append(program)
         return Executable(program)
 
+    has_failed = False
+
     def synchronize(self):
         pass
 

@@ -98,6 +98,30 @@ def _new_zeros(x: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Ten
     return other.new_zeros([size]).as_strided(shape, strides, other.storage_offset())
 
 
+@computed("layer_norm")
+def _layer_norm_computed(
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    _cudnn: bool = True,
+) -> Tensor:
+    return op.layer_norm(x, shape, weight, bias, eps)
+
+
+@computed("group_norm")
+def _group_norm_computed(
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    _cudnn: bool = True,
+) -> Tensor:
+    return op.group_norm(x, groups, weight, bias, eps)
+
+
 @computed("sym_size")
 def _sym_size(x: Tensor, dim: int) -> int:
     return x.shape[dim]

@@ -83,3 +83,7 @@ class IndexOutOfRangeError(IndexError, WebtorchError):
     """An index read on the device was out of range; names the operation, the value and the user's
     line.
     """
+
+
+# What kernels report.
+CHECKS = IndexOutOfRangeError, DeviceCheckError

@@ -13,6 +13,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("ConvertError", "convert", "read_weights"), "conversion"),
     **dict.fromkeys(("Tokenizer", "TokenizerError"), "tokenizer"),
+    "SentencePiece": "sentencepiece",
     **dict.fromkeys(
         (
             "ImageReadMode", "decode_image", "decode_jpeg", "decode_png", "encode_jpeg", "encode_png", "make_grid",

@@ -20,6 +20,8 @@ from typing import Any
 from webtorch.io.safetensors import FilePath
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# The same, where each digit has been cut off before (StarCoder, SmolLM, Granite).
+DIGITS = r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+"
 # Pieces that are looked up again and again are kept, up to this many.
 _KEPT = 1 << 16
 Pair = tuple[str, str]
@@ -140,11 +142,15 @@ class Tokenizer:
             elif part:
                 if self.prefix_space and not part[0].isspace():
                     part = " " + part
-                for piece in self._pieces.findall(part):
+                for piece in self.cut(part):
                     numbers += self._encoded(piece)
         if add_special_tokens:
             numbers += [self.special[n] for n in self.after]
         return numbers
+
+    def cut(self, text: str) -> list[str]:
+        """Return the pieces that are encoded one by one."""
+        return [m.group() for m in self._pieces.finditer(text)]
 
     def _encoded(self, piece: str) -> list[int]:
         found = self._known.get(piece)
@@ -177,17 +183,18 @@ class Tokenizer:
 
         Raises IndexError for a number that no token has.
         """
-        out: list[bytes] = []
-        for number in numbers:
-            n = int(number)
-            if n in self._special_texts:
-                if not skip_special_tokens:
-                    out.append(self._special_texts[n].encode())
-            elif n in self._texts:
-                out.append(bytes([_BYTES[letter] for letter in self._texts[n]]))
-            else:
-                raise IndexError(f"no token has the number {n}; there are {len(self)}")
-        return b"".join(out).decode("utf-8", "replace")
+        kept = (
+            int(n) for n in numbers if not (skip_special_tokens and int(n) in self._special_texts)
+        )
+        return b"".join(map(self.piece, kept)).decode("utf-8", "replace")
+
+    def piece(self, number: int) -> bytes:
+        """Return the bytes of a token. Raises IndexError for a number that no token has."""
+        if number in self._special_texts:
+            return self._special_texts[number].encode()
+        if number not in self._texts:
+            raise IndexError(f"no token has the number {number}; there are {len(self)}")
+        return bytes([_BYTES[letter] for letter in self._texts[number]])
 
     # ---- where they come from
 
@@ -252,7 +259,7 @@ class Tokenizer:
         """Read a tokenizer.json. Raises TokenizerError where it is damaged, or not byte-level BPE."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls._from_json(data)
+            return cls.from_json(data)
         except (
             json.JSONDecodeError,
             UnicodeDecodeError,
@@ -267,7 +274,8 @@ class Tokenizer:
             raise TokenizerError(f"{path}: {error}") from None
 
     @classmethod
-    def _from_json(cls, data: dict[str, Any]) -> Tokenizer:
+    def from_json(cls, data: dict[str, Any]) -> Tokenizer:
+        """Return the tokenizer that the contents of a tokenizer.json describe."""
         model = data["model"]
         if model.get("type", "BPE") != "BPE" or model.get("byte_fallback"):
             kind = "BPE with bytes as fallback" if model.get("byte_fallback") else model["type"]
@@ -277,7 +285,7 @@ class Tokenizer:
         pattern, prefix = _cutting(data["pre_tokenizer"])
         merges = [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]]
         added = {t["content"]: t["id"] for t in data.get("added_tokens", ())}
-        before, after = _around(data.get("post_processor"))
+        before, after = around(data.get("post_processor"))
         return cls(
             model["vocab"], merges, pattern=pattern, special=added, before=before, after=after,
             whole_first=bool(model.get("ignore_merges")), prefix_space=prefix,
@@ -338,14 +346,16 @@ def _join(parts: list[str], pair: Pair) -> list[str]:
 def _cutting(entry: dict[str, Any]) -> tuple[str, bool]:
     """Return the pattern that text is cut by, and whether a space is put before it."""
     steps = entry["pretokenizers"] if entry["type"] == "Sequence" else [entry]
-    pattern, prefix, bytes_ = None, False, False
+    pattern, prefix, bytes_, digits = None, False, False, False
     for step in steps:
         if step["type"] == "Split" and "Regex" in step["pattern"] and pattern is None:
             pattern = step["pattern"]["Regex"]
         elif step["type"] == "ByteLevel":
             bytes_, prefix = True, bool(step.get("add_prefix_space"))
             if step.get("use_regex", True):
-                pattern = GPT2 if pattern is None else pattern
+                pattern = (DIGITS if digits else GPT2) if pattern is None else pattern
+        elif step["type"] == "Digits" and step.get("individual_digits") and pattern is None:
+            digits = True
         else:
             raise TokenizerError(
                 f"cutting by {step['type']} is not available; byte-level BPE is read"
@@ -355,12 +365,12 @@ def _cutting(entry: dict[str, Any]) -> tuple[str, bool]:
     return pattern or r"(?s).+", prefix
 
 
-def _around(entry: dict[str, Any] | None) -> tuple[list[str], list[str]]:
-    """Return the special tokens before and after a text."""
+def around(entry: dict[str, Any] | None) -> tuple[list[str], list[str]]:
+    """Return the special tokens before and after a text, which the processing of a tokenizer.json puts there."""
     if entry is None or entry["type"] == "ByteLevel":
         return [], []
     if entry["type"] == "Sequence":
-        found = [_around(part) for part in entry["processors"]]
+        found = [around(part) for part in entry["processors"]]
         return [n for b, _ in found for n in b], [n for _, a in found for n in a]
     if entry["type"] != "TemplateProcessing":
         raise TokenizerError(f"the processing {entry['type']} is not available")

@@ -154,6 +154,19 @@ class Program:
         given = len(self.args) - len(self.constants)
         return f"a{number}" if number < given else repr(self.constants[number - given])
 
+    def overwriting(self) -> list[set[int]]:
+        """Return for each step the inputs that it overwrites."""
+        inputs = {*self.inputs}
+        found = []
+        for step in self.steps:
+            if isinstance(step, Copy):
+                written = {step.target}
+            else:
+                slots = self.routines[step.routine].buffers
+                written = {b for b, slot in zip(step.buffers, slots) if slot.access != "read"}
+            found.append(written & inputs)
+        return found
+
     def to_json(self) -> str:
         """Return the program as text that `from_json` reads, here or in another process."""
         return serial.dump(self)

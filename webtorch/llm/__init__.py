@@ -1,25 +1,17 @@
 """Language models that people have: read from GGUF files and Hugging Face's folders, run on any device."""
 
 from webtorch.llm.config import Config, ModelError, Rope
+from webtorch.llm.language import Answer, LanguageModel, load
 from webtorch.llm.loading import load_model, read_config
+from webtorch.llm.memory import Needs, needs
 from webtorch.llm.model import Cache, Model, cache_bytes, empty_cache
 from webtorch.llm.sampling import Sampling
 from webtorch.llm.session import ContextFullError, Session, Steps
+from webtorch.llm.template import TemplateError
 from webtorch.llm.weights import save
 
 __all__ = [
-    "Cache",
-    "Config",
-    "ContextFullError",
-    "Model",
-    "ModelError",
-    "Rope",
-    "Sampling",
-    "Session",
-    "Steps",
-    "cache_bytes",
-    "empty_cache",
-    "load_model",
-    "read_config",
-    "save",
-]
+    "Answer", "Cache", "Config", "ContextFullError", "LanguageModel", "Model", "ModelError", "Needs", "Rope",
+    "Sampling", "Session", "Steps", "TemplateError", "cache_bytes", "empty_cache", "load", "load_model", "needs",
+    "read_config", "save",
+]  # fmt: skip

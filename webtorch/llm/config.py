@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from webtorch.errors import WebtorchError
+
 __all__ = ["Config", "ModelError", "Rope"]
 
 
-class ModelError(ValueError):
+class ModelError(WebtorchError, ValueError):
     """A model's files are damaged, or of a kind that is not read here."""
 
 

@@ -15,12 +15,13 @@ from webtorch.llm.config import Config, ModelError
 from webtorch.llm.model import Model
 from webtorch.llm.weights import FolderWeights, GGUFWeights, Weights, fill
 
-__all__ = ["load_model", "read_config"]
+__all__ = ["load_model", "read_config", "read_json"]
 
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object of a file. Raises ModelError where it is damaged or absent."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
@@ -37,7 +38,7 @@ def read_config(path: FilePath) -> Config:
     """
     place = Path(path)
     if place.is_dir():
-        return config_from_json(_json(place / "config.json"), str(place / "config.json"))
+        return config_from_json(read_json(place / "config.json"), str(place / "config.json"))
     return _gguf_config(GGUFReader(place))
 
 
@@ -47,10 +48,13 @@ def _gguf_config(reader: GGUFReader) -> Config:
     return config_from_gguf(reader.metadata, shapes, factors, reader.file)
 
 
-def load_model(path: FilePath, device: object = None, dtype: DType | None = None) -> Model:
+def load_model(
+    path: FilePath, device: object = None, dtype: DType | None = None, packed: bool = True
+) -> Model:
     """Return the model of a GGUF file, or of a folder of Hugging Face's with safetensors, to compute with.
 
-    dtype: of all floats (default float32). Raises as `read_config`, and ModelError for weights that are missing
+    dtype: of all floats (default float32). packed: quantised weights of GGUF stay as they are in the file; else they
+    become floats. Raises as `read_config`, and ModelError for weights that are missing
     or have other shapes.
     """
     place, kind = Path(path), dtype or webtorch.float32
@@ -61,7 +65,7 @@ def load_model(path: FilePath, device: object = None, dtype: DType | None = None
     else:
         reader = GGUFReader(place)
         config = _gguf_config(reader)
-        source = GGUFWeights(config, reader, device, kind)
+        source = GGUFWeights(config, reader, device, kind, packed)
     with webtorch.device("meta"):
         model = Model(config)
     fill(model, source)

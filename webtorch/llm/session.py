@@ -8,8 +8,10 @@ from typing import Any
 
 from webtorch.autograd.grad_mode import no_grad
 from webtorch.capture import compile as compiled
+from webtorch.errors import WebtorchError
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
+from webtorch.llm.config import Config
 from webtorch.llm.model import Model, empty_cache
 from webtorch.llm.sampling import Sampling, choose
 from webtorch.tensors.tensor import Tensor
@@ -22,7 +24,7 @@ PIECES = (256, 16)
 LEAST = 256
 
 
-class ContextFullError(ValueError):
+class ContextFullError(WebtorchError, ValueError):
     """A prompt is longer than the context."""
 
 
@@ -90,18 +92,26 @@ class Session:
         of the context. Raises ContextFullError for a prompt that leaves no room, ValueError for an empty one and
         for tokens that the vocabulary lacks.
         """
-        config, device = self.steps.model.config, self.steps.device
         given = [int(t) for t in prompt]
-        if not given:
+        self.check(given, self.steps.model.config, self.context)
+        return self._generate(given, most, sampling, stop, self.steps.device)
+
+    @staticmethod
+    def check(prompt: Sequence[int], config: Config, context: int) -> None:
+        """Refuse a prompt, as `generate` does."""
+        if not prompt:
             raise ValueError("a prompt has at least one token")
-        if not all(0 <= t < config.vocab_size for t in given):
+        if not all(0 <= t < config.vocab_size for t in prompt):
             raise ValueError(f"tokens are 0 to {config.vocab_size - 1}")
-        if len(given) >= self.context:
+        if len(prompt) >= context:
             raise ContextFullError(
-                f"the prompt has {len(given)} tokens and the context {self.context}: take a longer context, or "
-                "a shorter prompt"
+                f"the prompt has {len(prompt)} tokens and the context {context}: take a longer context, or a "
+                "shorter prompt"
             )
-        return self._generate(given, most, sampling, stop, device)
+
+    def shared(self, prompt: Sequence[int]) -> int:
+        """Return how many tokens of a prompt the cache has."""
+        return _shared(self.tokens, prompt)
 
     def _generate(
         self, given: list[int], most: int, sampling: Sampling, stop: Collection[int], device: Any

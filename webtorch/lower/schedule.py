@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
+from webtorch.ir.checks import first_checks
 from webtorch.ir.graph import Graph
+from webtorch.ir.kernel import Routine
 
 # A task that takes less than this part of the largest value is thought to take nothing.
 _SMALL = 64
@@ -19,6 +21,10 @@ _SMALL = 64
 
 class Task(Protocol):
     """One step before memory is planned."""
+
+    @property
+    def routine(self) -> Routine:
+        """What it runs."""
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -42,7 +48,8 @@ def in_frugal_order(graph: Graph, tasks: list[T]) -> list[T]:
     What frees at least as much as it takes runs as soon as it can (the gradient of a weight frees
     an activation, its optimizer's update frees the gradient), and so does what takes next to
     nothing (the gradient of a bias, a step count), on which others wait; else the given order
-    stands. A task that may overwrite memory in place still comes after those that read it.
+    stands. A task that may overwrite memory in place still comes after those that read it, and one that
+    overwrites what the program is given after those that check indices, so that it need not run where one is bad.
     """
     reads = [{*t.nodes, *(b for _, b in t.bases)} - set(t.writes) for t in tasks]
     readers: dict[int, list[int]] = {}
@@ -69,7 +76,29 @@ def _followers(
             waits |= {r for r in readers.get(n, ()) if r < t}
         for w in waits - {t}:
             after[w].add(t)
+    _let_writers_wait(graph, tasks, donor, after)
     return after
+
+
+def _let_writers_wait(
+    graph: Graph, tasks: Sequence[Task], donor: dict[int, int], after: list[set[int]]
+) -> None:
+    """Let the tasks that overwrite what the program is given wait for those that check indices first, unless some of
+    these wait for them.
+    """
+    checks = first_checks([(task.routine, task.nodes) for task in tasks])
+    if not checks:
+        return
+    given: dict[int, bool] = dict.fromkeys(donor, True)
+    for task in tasks:
+        given |= {n: graph.nodes[b].kind == "buffer" or given.get(b, False) for n, b in task.bases}
+    writers = [t for t, task in enumerate(tasks) if any(given.get(n) for n in task.writes)]
+    later = set(writers)
+    for t in range(len(tasks)):
+        if t in later:
+            later |= after[t]
+    for c in checks - later:
+        after[c].update(writers)
 
 
 class _Scheduler:

@@ -20,11 +20,12 @@ from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 from webtorch.dispatch.call import Callee, enter
+from webtorch.errors import CHECKS
 from webtorch.functions import public as webtorch
+from webtorch.functions.legacy import typename
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.gradients import clear_grads
 from webtorch.nn.hook import Hook, RemovableHandle
-from webtorch.nn.module import typename
 from webtorch.optim.states import StateDict, States, plain_of, values_of
 from webtorch.runtime.interrupt import whole
 from webtorch.tensors.autocast import forget_written
@@ -200,6 +201,7 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
                         f"but got {changed}."
                     )
                 args, kwargs = changed
+        last = None if tracing.active else _Last(self)
         found_inf = self.__dict__.get("found_inf")
         before = None if found_inf is None else self._values()
         if tracing.active:
@@ -222,7 +224,17 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
         # Nor does a context that is still open keep what it cast of the parameters before.
         forget_written()
         # One step is one program: recorded work does not pile up, and the cache sees it whole.
-        realize(*(param for group in self.param_groups for param in group["params"]))
+        params = [param for group in self.param_groups for param in group["params"]]
+        try:
+            realize(*params)
+            for backend in {p._storage.runtime.backend for p in params}:
+                if backend.has_failed:
+                    backend.synchronize()
+        except CHECKS:
+            # PyTorch, which is not lazy, would not have come to the step.
+            if last is not None:
+                last.give_back()
+            raise
         return out
 
     watch = Optimizer._watched if is_internal(step.__code__) else None
@@ -237,6 +249,31 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
 
     entered.hooked = True  # type: ignore[attr-defined]
     return entered
+
+
+class _Last:
+    """What an optimizer's step may write, as it is before the step."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.states = optimizer.state
+        self.state = {param: {**state} for param, state in self.states.items()}
+        written = [t for _, t in optimizer._written()]
+        self.counters = [(t._counter, t._counter.version) for t in written]
+        self.values = [(s, s.node, s.version) for t in written for s in (t._storage,)]
+
+    def give_back(self) -> None:
+        """Let all be as it was."""
+        for counter, version in self.counters:
+            counter.version = version
+        for storage, node, version in self.values:
+            storage.take_back(node, version)
+        for param in [p for p in self.states if p not in self.state]:
+            del self.states[param]
+        for param, state in self.state.items():
+            now = self.states[param]
+            if now.keys() != state.keys() or not all(map(is_, now.values(), state.values())):
+                now.clear()
+                now.update(state)
 
 
 class Optimizer:

@@ -91,6 +91,8 @@ class _Open:
     runtime: Runtime | None = None
     # The CPU engine, once there has been a tensor of a type that WebGPU lacks.
     host: Runtime | None = None
+    # Whether somebody has waited for tensors of other processes since an optimizer's last step.
+    received = False
 
 
 opened = _Open()
@@ -163,9 +165,11 @@ def flush() -> None:
 
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     """Compute what is pending at the end of an optimizer's step: then every step of a training loop is one program.
-    Where the gradients have not come from other processes, the next forward pass is recorded meanwhile.
+    Where gradients come from other processes, the next forward pass is recorded meanwhile, whether they are there or
+    not: programs do not depend on times.
     """
-    if opened.runtime is not None and opened.runtime.reads_arriving:
+    received, opened.received = opened.received, False
+    if received or (opened.runtime is not None and opened.runtime.reads_arriving):
         return
     try:
         flush()

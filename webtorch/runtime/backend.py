@@ -200,6 +200,11 @@ class Backend(Protocol):
         """Wait until all enqueued work is done; raises what the device reported meanwhile."""
         ...
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether kernels have reported a failed check since the last read, where that is known without waiting."""
+        ...
+
     def memory_allocated(self) -> int:
         """Return the bytes held by live buffers."""
         ...

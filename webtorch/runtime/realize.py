@@ -9,6 +9,7 @@ its numbers (`runtime/frozen`).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -18,7 +19,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from webtorch.dispatch.call import active
-from webtorch.errors import CaptureError, OutOfMemoryError
+from webtorch.errors import CHECKS, CaptureError, OutOfMemoryError
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.garbage import not_collecting
 from webtorch.ir.graph import Form, Graph, Node
@@ -584,6 +585,12 @@ class Runtime:
             # reads the memory that it would take.
             for t in taken:
                 t.donor = None
+            if isinstance(error, CHECKS):
+                # What stands on a bad index gets what kernels give for it, in memory of its own. It was told once.
+                with contextlib.suppress(*CHECKS):
+                    self._run(taken)
+                    self.backend.synchronize()
+                raise
             # Without memory each would be compiled anew, and some would be written and others not.
             if not isinstance(error, OutOfMemoryError):
                 self._run_apart(taken)

@@ -10,10 +10,12 @@ from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any
 
+from webtorch.errors import CHECKS
 from webtorch.ir.graph import Node
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.interrupt import whole
 from webtorch.scripts.late import Waiting, filling, forget_dead, give_value, use_up, wait
+from webtorch.scripts.leaving import lose
 from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
 from webtorch.scripts.resting import Group, group_for, let_rest, value_of
@@ -52,6 +54,7 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
             return False
         counted = finished = False
         held: list[Any] | None = None
+        promised = run.slots, run.externals
         if (
             soon
             and rest is not None
@@ -94,10 +97,17 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
                     writes.note()
                     return True
                 buffers = program.executable.run(inputs, args)
+                if runtime.backend.has_failed:
+                    runtime.backend.synchronize()
                 forget_dead()
                 fresh, nodes, kept = _settle(run, program, facts, inputs, buffers, holders)
         except BaseException as error:
             if finished:
+                if isinstance(error, CHECKS):
+                    # It stopped before it wrote.
+                    run.slots, run.externals = promised
+                    _count(run, last, group, -1)
+                    lose(run, last.path(), error)
                 raise
             for generator, offset in places:
                 generator._offset = offset

@@ -891,6 +891,10 @@ class Follower:
         self.depth += mine
         try:
             make_calls(run, path)
+        except BaseException:
+            if self.run is run:
+                self.begin()
+            raise
         finally:
             self.depth -= mine
             self.lost += len(path)

@@ -84,9 +84,13 @@ def make_calls(run: Run, path: list[Step]) -> None:
                     elif step.kind != "computed":
                         _make(run, step, taken)
             _take_over_graph(run)
-        for step, taken in zip(promised, run.taken[len(computed) :], strict=True):
+        for n, (step, taken) in enumerate(zip(promised, run.taken[len(computed) :], strict=True)):
             made_again[thread] = step.line
-            _make(run, step, taken)
+            try:
+                _make(run, step, taken)
+            except Exception as error:
+                lose(run, promised[n:], error)
+                raise
     finally:
         looking.add(-looks)
         mode.__dict__.clear()
@@ -98,6 +102,29 @@ def make_calls(run: Run, path: list[Step]) -> None:
         anomaly.enabled = detecting
         made_again.pop(thread, None)
         run.made = []
+
+
+def lose(run: Run, steps: list[Step], error: Exception) -> None:
+    """After a call that failed, as PyTorch's would have before all that follow: leaves have the gradients of before,
+    and what was promised raises the error when somebody looks.
+    """
+    leaves: set[int] = set()
+    for step in steps:
+        if step.kind != "backward":
+            continue
+        for (j, _), p in zip(step.leaves, step.watched):
+            known = p.form != SLOT or p.number < len(run.made)
+            if j >= 0 and j not in leaves:
+                _external(run, j)._grad = _value(p, run) if known else None
+            leaves.add(j)
+    for k in range(len(run.made), len(run.slots)):
+        t = run.slots[k]()
+        if t is not None:
+            t._late = _raise, error
+
+
+def _raise(_: Tensor, error: Exception) -> None:
+    raise error.with_traceback(None)
 
 
 @contextlib.contextmanager

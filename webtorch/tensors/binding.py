@@ -1,5 +1,6 @@
-"""The arguments of a call that fails, as they are meant: PyTorch takes them in other orders, by other names, and
-tensors without dims for numbers. Calls that do not fail pay nothing for it. Floor 4.
+"""How a call that fails is made once more: by the class of an argument that is no tensor, or with its arguments as they
+are meant. PyTorch takes them in other orders, by other names, and tensors without dims for numbers. Calls that do not
+fail pay nothing for it. Floor 4.
 """
 
 from __future__ import annotations
@@ -7,8 +8,11 @@ from __future__ import annotations
 import inspect
 import operator
 import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from webtorch.dispatch.call import Args, Callee, Kwargs
+from webtorch.dispatch.call import Args, Callee, Kwargs, Run
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Elementwise, Op
 from webtorch.tensors import override
@@ -18,6 +22,14 @@ from webtorch.tensors.tensor import Tensor
 _WHOLE = re.compile(r"\b(int|object|Any|Sizes|Dims)\b")
 _REAL = re.compile(r"\b(float|Number|Scalar)\b")
 _TENSORS = re.compile(r"\b(Tensor|Operand|Callable)\b")
+
+
+def once_more(callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Callable[[], Any] | None:
+    """Return how a call that has failed is made once more, by `run`; None where it would fail again."""
+    if override.meets(callee, args, kwargs):
+        return partial(override.override.call, callee, run, args, kwargs)
+    meant = as_meant(callee, args, kwargs)
+    return None if meant is None else partial(run, *meant)
 
 
 def as_meant(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:

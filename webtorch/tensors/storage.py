@@ -238,6 +238,17 @@ class Storage:
             if recording is None or self not in recording.public or recording.is_mine:
                 self.node, self.donor = node, None
 
+    def take_back(self, node: Node, version: int) -> None:
+        """Hold a value of before again, as if nothing had been written since."""
+        with self.runtime.writing:
+            self.node, self.donor, self.version = node, None, version
+            if node.shared:
+                self._join(node)
+        if node.kind == "buffer":
+            self.runtime.settle(self)
+        else:
+            self.runtime.add(self)
+
     def _write_through(self, home: Node, node: Node) -> None:
         """Compute a new value now, into the memory `home` that NumPy arrays see too."""
         # Another storage that takes this value as well must not end up in this memory.

@@ -107,6 +107,11 @@ class ProcessorBackend:
         if failure is not None:
             raise failure
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a kernel has met a bad index since the last read."""
+        return self.failure is not None
+
     def memory_allocated(self) -> int:
         """Return the bytes held by live buffers."""
         settle_scripts("memory is asked for")
@@ -120,9 +125,11 @@ class ProcessorBackend:
         """Start the peak count anew."""
         self.memory.peak = self.memory.live
 
-    def failed(self, program: Program, number: int, value: int) -> None:
-        """Note that check `number` of a program met a bad index; the first one is raised."""
+    def failed(self, program: Program, number: int, value: int, now: bool = False) -> None:
+        """Note that check `number` of a program met a bad index; the first one is raised, `now` or at the next read."""
         if self.failure is None:
             site = program.sites[number]
             kind = IndexOutOfRangeError if site.is_index else DeviceCheckError
             self.failure = kind(site.message(value))
+        if now:
+            self.synchronize()

@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
+from webtorch.ir.checks import first_checks
 from webtorch.ir.dtype import DType, uint8
 from webtorch.ir.expr import cost_cpu, walk
 from webtorch.ir.kernel import (
@@ -87,6 +88,8 @@ _PARALLEL_WORK = 800_000
 _LONG_WORK = 400_000
 # Work in one part of a kernel that threads take in turns.
 _CHUNK_WORK = 500_000
+# Up to this many bytes that a program overwrites before it has checked all indices are kept until then.
+_SAVED_BYTES = 1 << 22
 # Temporaries up to this many bytes stay with their program; larger ones come from the pool at each run.
 _KEPT_BYTES = 1 << 20
 
@@ -638,6 +641,27 @@ def copy(source: CpuBuffer, target: CpuBuffer) -> None:
     target.array[...] = source.array
 
 
+def _report(
+    program: Program,
+    status: Array,
+    failed: Callable[[Program, int, int, bool], None],
+    now: bool = False,
+) -> None:
+    """Report the check that failed, and begin anew."""
+    site, value = int(status[0]) - 1, int(status[1])
+    status[:] = 0
+    failed(program, site, value, now)
+
+
+def _save(*buffers: CpuBuffer) -> list[Array]:
+    return [b.array.copy() for b in buffers]
+
+
+def _give_back(saved: list[Array], *buffers: CpuBuffer) -> None:
+    for array, buffer in zip(saved, buffers):
+        buffer.array[...] = array
+
+
 class CpuExecutable:
     """A program ready for the CPU."""
 
@@ -647,15 +671,16 @@ class CpuExecutable:
     def __init__(
         self,
         program: Program,
-        failed: Callable[[Program, int, int], None],
+        failed: Callable[[Program, int, int, bool], None],
         varying: bool = False,
     ) -> None:
         self.program = program
-        self.failed = failed
         self.runners = [runner(r, varying) for r in program.routines]
         compile_ahead([self.runners[s.routine] for s in program.steps if isinstance(s, Dispatch)])
         self.status: Array = np.zeros(2, np.int64)
         self.checks = bool(program.sites)
+        # No method: nothing of an executable holds it.
+        self.report = functools.partial(_report, program, self.status, failed)
         self.tells = not any(isinstance(r, Host) for r in program.routines)
         self.names, self.head = self._begin()
         # Kernels that are not machine code yet. Once all are, the steps are written anew.
@@ -681,9 +706,7 @@ class CpuExecutable:
             else run_timed(self, listener, inputs, args, ready)
         )
         if self.checks and self.status[0]:
-            site, value = int(self.status[0]) - 1, int(self.status[1])
-            self.status[:] = 0
-            self.failed(self.program, site, value)
+            self.report()
         if self.waiting:
             while self.waiting and self.waiting[-1].native is not None:
                 self.waiting.pop()
@@ -745,6 +768,8 @@ class CpuExecutable:
         names: dict[str, object] = {
             "new": CpuBuffer, "part": PartBuffer, "copy": copy, "status": self.status
         }  # fmt: skip
+        if self.checks:
+            names |= {"report": self.report, "save": _save, "give_back": _give_back}
         lines = ["def run(inputs, args, ready):"]
         if program.inputs:
             lines.append(f"    {', '.join(f'x{i}' for i in program.inputs)}, = inputs")
@@ -768,7 +793,9 @@ class CpuExecutable:
         # An interrupt on the way leaves the function before, with its own names.
         names, lines = dict(self.names), list(self.head)
         given = len(program.args) - len(program.constants)
-        for step in program.steps:
+        stops = self._stops() if self.checks else {}
+        for place, step in enumerate(program.steps):
+            lines += stops.get(place, ())
             if isinstance(step, Copy):
                 lines.append(f"    copy(x{step.source}, x{step.target})")
                 continue
@@ -788,12 +815,36 @@ class CpuExecutable:
             lines.append(
                 f"    k{number}(({buffers}), ({''.join(f'{v}, ' for v in values)}), status)"
             )
+        lines += stops.get(len(program.steps), ())
         outputs = ", ".join([f"x{i}" for i in program.outputs])
         lines.append(f"    return [{outputs}] if ready is None else []")
         self.text = "\n".join(lines) + "\n"
         exec(compile(self.text, "<program>", "exec"), names)
         call: Callable[..., list[CpuBuffer]] = names["run"]
         return call
+
+    def _stops(self) -> dict[int, list[str]]:
+        """Return lines before steps that let a bad index end the program with what it was given as it was: before that
+        is overwritten, or, where an index is checked later and it is little, with what was kept of it.
+        """
+        program = self.program
+        overwriting = program.overwriting()
+        first = next((n for n, written in enumerate(overwriting) if written), None)
+        checks = first_checks(
+            (program.routines[s.routine] if isinstance(s, Dispatch) else None, s.buffers)
+            for s in program.steps
+        )
+        if first is None or not checks:
+            return {}
+        stops = {first: ["    if status[0]: report(now=True)"]} if min(checks) < first else {}
+        last = max(checks)
+        written = sorted(set().union(*overwriting[first : last + 1]))
+        decls = [program.buffers[b] for b in written]
+        if last >= first and sum(d.elements * d.dtype.itemsize for d in decls) <= _SAVED_BYTES:
+            given = ", ".join([f"x{b}" for b in written])
+            stops.setdefault(first, []).append(f"    saved = save({given})")
+            stops[last + 1] = [f"    if status[0]: give_back(saved, {given}); report(now=True)"]
+        return stops
 
     def _temporaries(self, names: dict[str, object], lines: list[str]) -> None:
         """Give each pool slot one block, as large as the largest temporary that uses it."""

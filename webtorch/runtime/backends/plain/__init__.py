@@ -112,7 +112,7 @@ class PlainExecutable:
     scratch_bytes = 0
     reuses = tells = False
 
-    def __init__(self, program: Program, failed: Callable[[Program, int, int], None]) -> None:
+    def __init__(self, program: Program, failed: Callable[[Program, int, int, bool], None]) -> None:
         self.program = program
         self.failed = failed
         self.memory = lay_out_memory(program)
@@ -147,15 +147,18 @@ class PlainExecutable:
             one = next(given) if piece.role == "input" else PlainBuffer(first.dtype, first.elements)
             buffers |= dict.fromkeys(piece.buffers, one)
         status = [0, 0]
+        stop = next((n for n, w in enumerate(program.overwriting()) if w), -1)
         with self.lock:
-            for step in program.steps:
+            for place, step in enumerate(program.steps):
+                if place == stop and status[0]:
+                    self.failed(program, status[0] - 1, status[1], True)
                 if isinstance(step, Copy):
                     buffers[step.target].data[:] = buffers[step.source].data
                     continue
                 views = [buffers[b].view for b in step.buffers]
                 self.calls[step.routine](*views, *[values[a] for a in step.args], status)
         if status[0]:
-            self.failed(program, status[0] - 1, status[1])
+            self.failed(program, status[0] - 1, status[1], False)
         return [buffers[number] for number in program.outputs]
 
 

@@ -672,6 +672,11 @@ class WebGPUBackend:
             if len(self._marks) > 2:
                 native.wait(self._marks.popleft())
 
+    @property
+    def has_failed(self) -> bool:
+        """False: reads alone tell."""
+        return False
+
     def synchronize(self) -> None:
         """Wait until all enqueued work is done. Raises IndexOutOfRangeError, DeviceLostError."""
         self.waited += self.limits.is_gpu

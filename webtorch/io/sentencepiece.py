@@ -1,0 +1,262 @@
+"""SentencePiece's tokenizers: text to token numbers and back, as Llama 2, Mistral, Phi 3 and Gemma do.
+
+Kudo and Richardson, "SentencePiece", 2018: spaces are letters ("▁"), and what no token has is written as bytes.
+BPE joins neighbours, those of the best score first (Sennrich et al., 2016); a unigram model takes the pieces whose
+probabilities have the largest product (Kudo, "Subword Regularization", 2018). Files are Hugging Face's
+tokenizer.json; scores come from GGUF files as well.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from webtorch.io.safetensors import FilePath
+from webtorch.io.tokenizer import TokenizerError, around
+
+__all__ = ["SentencePiece"]
+
+_SPACE = "\u2581"
+_WORD = re.compile(f"{_SPACE}[^{_SPACE}]*|[^{_SPACE}]+")
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
+
+
+class SentencePiece:
+    """A SentencePiece tokenizer, BPE or unigram."""
+
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        scores: Sequence[float],
+        *,
+        merges: Sequence[tuple[str, str]] | None = None,
+        unigram: bool = False,
+        special: Mapping[str, int] | None = None,
+        before: Sequence[str] = (),
+        after: Sequence[str] = (),
+        prefix: str = "each",
+        unknown: int = 0,
+        strip: Sequence[str] = (),
+    ) -> None:
+        """Make a tokenizer of its parts.
+
+        tokens: by their numbers. scores: of each; of BPE the best is joined first. merges: pairs in the order in
+        which they are joined, instead of scores. special: texts that are one token each. before, after: special
+        tokens around an encoding. prefix: where a space is put in front: "each" (the text, and what follows a
+        special token), "first" (the text) or "" (nowhere). unknown: the number for what has no token and no bytes.
+        strip: special tokens that take the white space behind them.
+        """
+        if len(tokens) != len(scores):
+            raise TokenizerError(f"there are {len(tokens)} tokens and {len(scores)} scores")
+        self.tokens, self.scores = list(tokens), list(scores)
+        self.special = dict(special or {})
+        self.before, self.after = list(before), list(after)
+        self.prefix, self.unknown, self.unigram = prefix, unknown, unigram
+        for name in (*self.before, *self.after):
+            if name not in self.special:
+                raise TokenizerError(f"{name!r} is no special token")
+        self.vocab = {t: i for i, t in enumerate(self.tokens)}
+        self.merges = None if merges is None else list(merges)
+        self._ranks = None if merges is None else {pair: -float(i) for i, pair in enumerate(merges)}
+        self._special_texts = {n: t for t, n in self.special.items()}
+        self._bytes = {int(m[1], 16): i for i, t in enumerate(self.tokens) if (m := _BYTE.match(t))}
+        self._byte_of = {i: b for b, i in self._bytes.items()}
+        self._longest = max(map(len, self.tokens), default=1)
+        names = sorted(self.special, key=len, reverse=True)
+        stripping = set(strip)
+        parts = [re.escape(n) + (r"(?:\s*)" if n in stripping else "") for n in names]
+        self._special = re.compile(f"({'|'.join(parts)})") if names else None
+
+    def __len__(self) -> int:
+        """Return one more than the largest number."""
+        return max(len(self.tokens), max(self.special.values(), default=-1) + 1)
+
+    def __repr__(self) -> str:
+        kind = "unigram" if self.unigram else "BPE"
+        return f"SentencePiece({len(self)} tokens, {kind}, {len(self.special)} special)"
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the numbers of a text's tokens. Special tokens in the text are found."""
+        numbers = [self.special[n] for n in self.before] if add_special_tokens else []
+        parts = [text] if self._special is None else self._special.split(text)
+        for i, part in enumerate(parts):
+            if i % 2:
+                numbers.append(self.special[part if part in self.special else part.rstrip()])
+            elif part:
+                spaced = self.prefix in ("each", "bare") or (self.prefix == "first" and i == 0)
+                spaced = spaced and (self.prefix == "each" or not part.startswith(" "))
+                numbers += self._encoded((" " if spaced else "") + part)
+        if add_special_tokens:
+            numbers += [self.special[n] for n in self.after]
+        return numbers
+
+    def _encoded(self, text: str) -> list[int]:
+        text = text.replace(" ", _SPACE)
+        numbers: list[int] = []
+        # Pieces of a unigram model begin with a space, or have none.
+        words = _WORD.findall(text) if self.unigram else [text]
+        split = self._likeliest if self.unigram else self._joined
+        for piece in (p for word in words for p in split(word)):
+            number = self.vocab.get(piece)
+            if number is not None:
+                numbers.append(number)
+                continue
+            held = [self._bytes.get(b) for b in piece.encode("utf-8", "surrogatepass")]
+            known = [b for b in held if b is not None]
+            numbers += known if len(known) == len(held) else [self.unknown]
+        return numbers
+
+    def _score(self, a: str, b: str) -> float | None:
+        """Return how early two neighbours are joined (more is earlier), or None if they are not."""
+        if self._ranks is not None:
+            return self._ranks.get((a, b))
+        number = self.vocab.get(a + b)
+        return None if number is None else self.scores[number]
+
+    def _joined(self, text: str) -> list[str]:
+        """Return the pieces of BPE: the best pair is joined first, of equal ones that on the left."""
+        parts = list(text)
+        following = [*range(1, len(parts)), -1]
+        before = list(range(-1, len(parts) - 1))
+        waiting: list[tuple[float, int, int, str]] = []
+
+        def offer(left: int) -> None:
+            """Let a piece and the next one wait to be joined."""
+            right = following[left]
+            if left >= 0 and right >= 0:
+                score = self._score(parts[left], parts[right])
+                if score is not None:
+                    heapq.heappush(waiting, (-score, left, right, parts[left] + parts[right]))
+
+        for left in range(len(parts) - 1):
+            offer(left)
+        while waiting:
+            _, left, right, whole = heapq.heappop(waiting)
+            # What was joined meanwhile is another text.
+            if following[left] != right or not parts[left] or parts[left] + parts[right] != whole:
+                continue
+            parts[left], parts[right] = whole, ""
+            following[left] = following[right]
+            if following[right] >= 0:
+                before[following[right]] = left
+            following[right] = -1
+            if before[left] >= 0:
+                offer(before[left])
+            offer(left)
+        return [p for p in parts if p]
+
+    def _likeliest(self, text: str) -> list[str]:
+        """Return the pieces of the largest product of probabilities (Viterbi's algorithm)."""
+        worst = min(self.scores, default=0.0) - 10.0
+        best = [0.0] + [float("-inf")] * len(text)
+        begins = [0] * (len(text) + 1)
+        for end in range(1, len(text) + 1):
+            for begin in range(max(0, end - self._longest), end):
+                number = self.vocab.get(text[begin:end])
+                if number is None and end - begin > 1:
+                    continue
+                score = best[begin] + (worst if number is None else self.scores[number])
+                if score > best[end]:
+                    best[end], begins[end] = score, begin
+        pieces: list[str] = []
+        end = len(text)
+        while end:
+            pieces.append(text[begins[end] : end])
+            end = begins[end]
+        return pieces[::-1]
+
+    def is_byte(self, number: int) -> bool:
+        """Return whether a token is a byte by its name: <0x0A>."""
+        return number in self._byte_of
+
+    def piece(self, number: int) -> bytes:
+        """Return the bytes of a token. Raises IndexError for a number that no token has."""
+        if number in self._special_texts:
+            return self._special_texts[number].encode()
+        if not 0 <= number < len(self.tokens):
+            raise IndexError(f"no token has the number {number}; there are {len(self)}")
+        if number in self._byte_of:
+            return bytes([self._byte_of[number]])
+        return self.tokens[number].replace(_SPACE, " ").encode("utf-8", "surrogatepass")
+
+    def decode(self, numbers: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """Return the text of tokens, without the space that was put in front."""
+        out: list[bytes] = []
+        for number in numbers:
+            if int(number) not in self._special_texts or not skip_special_tokens:
+                out.append(self.piece(int(number)))
+        text = b"".join(out).decode("utf-8", "replace")
+        return text[1:] if self.prefix and text.startswith(" ") else text
+
+    @classmethod
+    def from_file(cls, path: FilePath) -> SentencePiece:
+        """Read a tokenizer.json. Raises TokenizerError where it is damaged, or of another kind."""
+        try:
+            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise TokenizerError(
+                f"{path}: not a tokenizer.json of SentencePiece ({type(error).__name__}: {error})"
+            ) from None
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> SentencePiece:
+        """Return the tokenizer that the contents of a tokenizer.json describe."""
+        model = data["model"]
+        added = {t["content"]: t["id"] for t in data.get("added_tokens", ())}
+        strip = [t["content"] for t in data.get("added_tokens", ()) if t.get("rstrip")]
+        before, after = around(data.get("post_processor"))
+        told: dict[str, Any] = {
+            "special": added, "before": before, "after": after, "strip": strip,
+            "prefix": _prefix(data.get("normalizer"), data.get("pre_tokenizer")),
+        }  # fmt: skip
+        if model.get("type") == "Unigram":
+            rows = model["vocab"]
+            return cls(
+                [r[0] for r in rows], [float(r[1]) for r in rows], unigram=True,
+                unknown=model.get("unk_id") or 0, **told,
+            )  # fmt: skip
+        if model.get("type", "BPE") != "BPE":
+            raise TokenizerError(f"the model is {model['type']}; BPE and Unigram are read")
+        vocab = model["vocab"]
+        tokens = [""] * (max(vocab.values(), default=-1) + 1)
+        for text, number in vocab.items():
+            tokens[number] = text
+        merges = [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]]
+        return cls(
+            tokens,
+            [0.0] * len(tokens),
+            merges=merges,
+            unknown=vocab.get(model.get("unk_token"), 0),
+            **told,
+        )
+
+
+def _steps(entry: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
+    if entry is None:
+        return []
+    return list(entry[inner]) if entry["type"] == "Sequence" else [entry]
+
+
+def _prefix(normalizer: dict[str, Any] | None, cutting: dict[str, Any] | None) -> str:
+    """Return where a space is put in front of text. Refuses what would change the text otherwise."""
+    found = ""
+    for step in _steps(normalizer, "normalizers"):
+        if step["type"] == "Prepend" and step["prepend"] == _SPACE:
+            found = "each"
+        elif step["type"] == "Replace" and step["content"] == _SPACE:
+            pass
+        elif step["type"] not in ("NFC", "NFKC", "Precompiled"):
+            raise TokenizerError(f"the normalizer {step['type']} is not available")
+    for step in _steps(cutting, "pretokenizers"):
+        if step["type"] == "Metaspace":
+            scheme = step.get(
+                "prepend_scheme", "always" if step.get("add_prefix_space", True) else "never"
+            )
+            found = {"always": "bare", "first": "first", "never": ""}[scheme]
+        elif step["type"] != "Split":
+            raise TokenizerError(f"cutting by {step['type']} is not available")
+    return found

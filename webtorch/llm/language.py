@@ -1,0 +1,295 @@
+"""A language model with its tokenizer and its chat template: text in, text out."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from webtorch.autograd.grad_mode import no_grad
+from webtorch.functions import public as webtorch
+from webtorch.io.gguf import GGUFReader
+from webtorch.io.safetensors import FilePath
+from webtorch.ir.dtype import DType
+from webtorch.llm.loading import load_model, read_config, read_json
+from webtorch.llm.memory import Needs, needs
+from webtorch.llm.model import Model
+from webtorch.llm.sampling import Sampling
+from webtorch.llm.session import Session, Steps
+from webtorch.llm.template import DEFAULT, Message, render
+from webtorch.llm.tokens import (
+    Tokens,
+    ends_of,
+    gguf_tokens,
+    streamed,
+    tokenizer_from_folder,
+    tokenizer_from_gguf,
+)
+from webtorch.llm.weights import save, weight_bytes
+from webtorch.tensors.tensor import Tensor
+
+__all__ = ["Answer", "LanguageModel", "load"]
+
+
+@dataclass
+class Answer:
+    """Text as it comes: iterate over it; then it says why it ended. `close` ends it before."""
+
+    prompt: list[int]
+    pieces: Iterator[str] = field(default_factory=lambda: iter(()))
+    tokens: list[int] = field(default_factory=list)
+    finish: str = (
+        ""  # "stop": a token or a text that ends it came; "length": there was no more room
+    )
+    seconds: float = 0.0  # from the first token to the last
+
+    def __iter__(self) -> Iterator[str]:
+        return self.pieces
+
+    def close(self) -> None:
+        """End it: what it was computed with is free for others."""
+        self.pieces.close()  # type: ignore[attr-defined]
+
+    @property
+    def speed(self) -> float:
+        """Return tokens per second, after the first."""
+        return (len(self.tokens) - 1) / self.seconds if self.seconds else 0.0
+
+
+class LanguageModel:
+    """A model that is loaded, its tokenizer and its chat template."""
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokens,
+        *,
+        template: str | None = None,
+        ends: Sequence[object] = (),
+        names: dict[str, str] | None = None,
+        context: int | None = None,
+        cache: DType | None = None,
+        texts: int = 1,
+        compile: bool = True,
+    ) -> None:
+        """Put the parts together.
+
+        template: of chats, in Jinja; None: that of ChatML. ends: numbers of tokens that end an answer, besides
+        those whose names say so. names: what the template may read (bos_token, eos_token). context: tokens of a
+        text at most. cache: the type of keys and values. texts: how many are kept, and computed at once.
+        """
+        self.model, self.tokenizer = model.eval(), tokenizer
+        self.template, self.names = template, dict(names or {})
+        self.ends = ends_of(tokenizer, ends)
+        self.context = context or min(4096, model.config.max_position_embeddings)
+        self.cache, self.texts = cache, texts
+        self.steps = Steps(model, compile)
+        self.needs: Needs | None = None
+        self._sessions: list[Session] = []
+        self._free: list[Session] = []
+        self._freed = threading.Condition()
+        # One thread computes at a time; others come between two tokens.
+        self._computing = threading.Lock()
+
+    # ---- text
+
+    def prompt(self, messages: Sequence[Message], **names: Any) -> list[int]:
+        """Return the tokens of a conversation, with the beginning of an answer.
+
+        names: what the template may read besides (tools). Raises TemplateError where it refuses.
+        """
+        text = render(self.template or DEFAULT, messages, **{**self.names, **names})
+        return self.tokenizer.encode(text, add_special_tokens=self.template is None)
+
+    def chat(
+        self, messages: Sequence[Message], sampling: Sampling | None = None, *, most: int | None = None,
+        stop: Sequence[str] = (), **names: Any,
+    ) -> Answer:  # fmt: skip
+        """Return the answer to a conversation; arguments as of `generate`, `names` as of `prompt`."""
+        return self._answer(self.prompt(messages, **names), sampling, most, stop, begins=True)
+
+    def generate(
+        self, prompt: str | Sequence[int], sampling: Sampling | None = None, *, most: int | None = None,
+        stop: Sequence[str] = (),
+    ) -> Answer:  # fmt: skip
+        """Return the text that follows a prompt (a text, or tokens).
+
+        most: tokens at most (None: until the context is full). stop: texts that end it, and are left out. Raises
+        ContextFullError for a prompt that is too long.
+        """
+        given = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._answer(given, sampling, most, stop, begins=False)
+
+    def _answer(
+        self, given: list[int], sampling: Sampling | None, most: int | None, stop: Sequence[str], begins: bool
+    ) -> Answer:  # fmt: skip
+        Session.check(given, self.model.config, self.context)
+        answer = Answer(given)
+        count = self.context if most is None else most
+        made = self._tokens(answer, sampling or Sampling(), count)
+        answer.pieces = _until(
+            streamed(self.tokenizer, made, begins), [s for s in stop if s], answer
+        )
+        return answer
+
+    def _tokens(self, answer: Answer, sampling: Sampling, most: int) -> Iterator[int]:
+        session = self._taken(answer.prompt)
+        began = 0.0
+        try:
+            made = session.generate(answer.prompt, most, sampling, self.ends)
+            while True:
+                with self._computing:
+                    number = next(made, None)
+                if number is None:
+                    break
+                answer.tokens.append(number)
+                answer.seconds = time.perf_counter() - (began or time.perf_counter())
+                began = began or time.perf_counter()
+                yield number
+            # The last token needs no place.
+            room = self.context - len(answer.prompt) + 1
+            answer.finish = "length" if len(answer.tokens) >= min(most, room) else "stop"
+        finally:
+            with self._freed:
+                self._free.append(session)
+                self._freed.notify()
+
+    def _taken(self, prompt: Sequence[int]) -> Session:
+        """Return a text for a prompt that nobody uses: the one that begins most like it."""
+        with self._freed:
+            while not self._free and len(self._sessions) >= self.texts:
+                self._freed.wait()
+            shared = max((s.shared(prompt) for s in self._free), default=0)
+            if not shared and len(self._sessions) < self.texts:
+                session = Session(self.steps, self.context, self.cache)
+                self._sessions.append(session)
+                return session
+            session = max(self._free, key=lambda s: s.shared(prompt))
+            self._free.remove(session)
+            return session
+
+    def embed(self, text: str | Sequence[int]) -> Tensor:
+        """Return a text as a vector of length 1, (width,): the mean of what the last layer gives for its tokens."""
+        given = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        Session.check(given, self.model.config, self.context)
+        with self._computing, no_grad():
+            device = self.model.embed.weight.device
+            hidden = self.model.hidden(webtorch.tensor([given], device=device))[0].float().mean(0)
+            return hidden / hidden.norm().clamp(min=1e-12)
+
+    def save(self, path: FilePath) -> None:
+        """Write a GGUF file with model, tokenizer and template. Raises GGUFError and TokenizerError."""
+        metadata = gguf_tokens(self.tokenizer)
+        if self.template is not None:
+            metadata["tokenizer.chat_template"] = self.template
+        save(self.model, path, metadata)
+
+
+def _until(pieces: Iterator[str], stops: Sequence[str], answer: Answer) -> Iterator[str]:
+    """Yield text until one of `stops`; what may be the beginning of one waits."""
+    held = ""
+    with contextlib.closing(pieces):  # type: ignore[type-var]
+        for piece in pieces:
+            held += piece
+            found = [at for s in stops if (at := held.find(s)) >= 0]
+            if found:
+                answer.finish = "stop"
+                yield held[: min(found)]
+                return
+            waits = max(
+                (n for s in stops for n in range(1, len(s)) if held.endswith(s[:n])), default=0
+            )
+            out, held = held[: len(held) - waits], held[len(held) - waits :]
+            if out or not waits:
+                yield out
+    yield held
+
+
+# ---- from files
+
+
+def load(
+    path: FilePath,
+    device: object = None,
+    *,
+    dtype: DType | None = None,
+    context: int | None = None,
+    cache: DType | None = None,
+    texts: int = 1,
+    compile: bool = True,
+    packed: bool = True,
+) -> LanguageModel:
+    """Return the language model of a GGUF file, or of a folder of Hugging Face's.
+
+    dtype: of what is computed, and of weights that are floats (default float32). packed: quantised weights of GGUF
+    stay as they are in the file. context, cache and texts: as of `LanguageModel`; without a context,
+    as much as the model knows, at most 4096, and as fits. Raises OutOfMemoryError, before anything is loaded, where
+    it does not fit; ModelError, GGUFError, SafetensorError, TokenizerError and OSError for files that are damaged,
+    absent or of other kinds.
+    """
+    place = Path(path)
+    where = webtorch.device(device) if device is not None else webtorch.get_default_device()
+    config = read_config(place)
+    size = None
+    if not place.is_dir():
+        size = weight_bytes(GGUFReader(place), dtype or webtorch.float32, packed)
+    found = needs(config, where, dtype, context, cache, texts, size)
+    told = _folder(place) if place.is_dir() else _gguf(place)
+    made = LanguageModel(
+        load_model(place, where, dtype, packed),
+        context=found.context,
+        cache=cache,
+        texts=texts,
+        compile=compile,
+        **told,
+    )
+    made.needs = found
+    return made
+
+
+def _gguf(path: Path) -> dict[str, Any]:
+    """Return what a file says about text."""
+    metadata = GGUFReader(path).metadata
+    tokenizer = tokenizer_from_gguf(metadata, str(path))
+    numbers = {
+        n: metadata.get(f"tokenizer.ggml.{n}_token_id") for n in ("bos", "eos", "eot", "eom")
+    }
+    texts = metadata.get("tokenizer.ggml.tokens", [])
+    names = {
+        f"{n}_token": texts[i]
+        for n, i in numbers.items()
+        if isinstance(i, int) and 0 <= i < len(texts)
+    }
+    template = metadata.get("tokenizer.chat_template")
+    return {
+        "tokenizer": tokenizer, "names": names, "template": template if isinstance(template, str) else None,
+        "ends": [numbers["eos"], numbers["eot"], numbers["eom"]],
+    }  # fmt: skip
+
+
+def _folder(folder: Path) -> dict[str, Any]:
+    """Return what a folder's files say about text."""
+    told, made = folder / "tokenizer_config.json", folder / "generation_config.json"
+    data = read_json(told) if told.exists() else {}
+    ends: list[object] = []
+    for file in (made, folder / "config.json"):
+        found = read_json(file).get("eos_token_id") if file.exists() else None
+        ends += found if isinstance(found, list) else [found]
+    names = {
+        n: v["content"] if isinstance(v, dict) else v
+        for n in ("bos_token", "eos_token", "pad_token", "unk_token")
+        if (v := data.get(n)) is not None
+    }
+    template = data.get("chat_template")
+    if isinstance(template, list):
+        template = next((t["template"] for t in template if t.get("name") == "default"), None)
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        template = file.read_text(encoding="utf-8")
+    return {
+        "tokenizer": tokenizer_from_folder(folder), "names": names, "template": template, "ends": ends,
+    }  # fmt: skip

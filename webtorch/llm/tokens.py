@@ -1,0 +1,211 @@
+"""Tokenizers of models: from GGUF metadata and from Hugging Face's files, and which tokens end an answer."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from webtorch.io.sentencepiece import SentencePiece
+from webtorch.io.tokenizer import DIGITS, GPT2, Tokenizer, TokenizerError
+
+__all__ = [
+    "Tokens",
+    "ends_of",
+    "gguf_tokens",
+    "streamed",
+    "tokenizer_from_folder",
+    "tokenizer_from_gguf",
+]
+
+
+class Tokens(Protocol):
+    """What tokenizers have."""
+
+    special: dict[str, int]
+    before: list[str]
+    after: list[str]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the numbers of a text's tokens."""
+
+    def decode(self, numbers: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """Return the text of tokens."""
+
+    def piece(self, number: int) -> bytes:
+        """Return the bytes of a token."""
+
+    def __len__(self) -> int:
+        """Return one more than the largest number."""
+
+
+_MARKS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_LLAMA3 = rf"{_MARKS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
+_QWEN2 = rf"{_MARKS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
+_CASED = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n\p{L}\p{N}]?"
+_GPT4O = rf"{_WORD}{_UPPER}*{_LOWER}+{_MARKS}?|{_WORD}{_UPPER}+{_LOWER}*{_MARKS}?|\p{{N}}{{1,3}}|{_CASED}"
+_TEKKEN = rf"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*|\p{{N}}|{_CASED}"
+# What text is cut by, by its name in GGUF (tokenizer.ggml.pre).
+PATTERNS: dict[str, str] = {
+    **dict.fromkeys(("gpt-2", "gpt2", "default", "olmo", "phi-2", "mpt", "jina-v2-en"), GPT2),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3"), _LLAMA3),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "qwen35"), _QWEN2),
+    **dict.fromkeys(("smollm", "refact", "starcoder", "command-r", "granite-docling"), DIGITS),
+    **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
+    "tekken": _TEKKEN,
+}
+# Of these a piece that is a token is not cut, and a text begins with the token of beginnings.
+_WHOLE = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
+# What ends an answer, in the templates of the models that are read.
+ENDS = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
+    "<|return|>", "<|call|>", "</s>", "<eos>",
+)  # fmt: skip
+_CONTROL, _USER = 3, 4
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str = "the file") -> Tokens:
+    """Return the tokenizer of a GGUF file's metadata: byte-level BPE, or SentencePiece's BPE or unigram.
+
+    Raises TokenizerError where it is damaged, or of a kind that is not read here.
+    """
+
+    def said(name: str, default: Any = None) -> Any:
+        """Return an entry about the tokenizer."""
+        return metadata.get(f"tokenizer.ggml.{name}", default)
+
+    kind, tokens = said("model"), said("tokens")
+    if not isinstance(tokens, list) or not all(isinstance(t, str) for t in tokens):
+        raise TokenizerError(f"{file}: there are no tokens of text in it")
+    types = said("token_type", [1] * len(tokens))
+    if not isinstance(types, list) or len(types) != len(tokens):
+        raise TokenizerError(f"{file}: {len(tokens)} tokens do not have {len(tokens)} types")
+    special = {
+        t: i for i, (t, k) in enumerate(zip(tokens, types, strict=True)) if k in (_CONTROL, _USER)
+    }
+
+    def named(name: str, wanted: bool) -> list[str]:
+        """Return the text of the token that begins or ends texts, where it is wanted."""
+        number = said(f"{name}_token_id")
+        if not isinstance(number, int) or not 0 <= number < len(tokens):
+            return []
+        if not said(f"add_{name}_token", wanted):
+            return []
+        special.setdefault(tokens[number], number)
+        return [tokens[number]]
+
+    if kind == "gpt2":
+        pre = said("pre", "default")
+        if pre not in PATTERNS:
+            raise TokenizerError(
+                f"{file}: text is cut in the way {pre!r}, which is not known here; {', '.join(PATTERNS)} are"
+            )
+        pairs = [tuple(m.split(" ", 1)) for m in said("merges", [])]
+        if not all(len(p) == 2 for p in pairs):
+            raise TokenizerError(f"{file}: a merge is two tokens")
+        before, after = named("bos", pre in _WHOLE), named("eos", False)
+        return Tokenizer(
+            {t: i for i, t in enumerate(tokens) if t not in special},
+            [(a, b) for a, b in pairs], pattern=PATTERNS[pre], special=special, before=before,
+            after=after, whole_first=pre in _WHOLE, prefix_space=bool(said("add_space_prefix", False)),
+        )  # fmt: skip
+    if kind not in ("llama", "t5"):
+        raise TokenizerError(
+            f"{file}: the tokenizer {kind!r} is not known here; gpt2, llama and t5 are"
+        )
+    scores = said("scores", [0.0] * len(tokens))
+    before, after = named("bos", kind == "llama"), named("eos", kind == "t5")
+    return SentencePiece(
+        tokens, scores, unigram=kind == "t5", special=special, before=before, after=after,
+        prefix="each" if said("add_space_prefix", True) else "", unknown=said("unknown_token_id", 0),
+    )  # fmt: skip
+
+
+def gguf_tokens(tokenizer: Tokens, pre: str = "") -> dict[str, Any]:
+    """Return the metadata of a tokenizer for a GGUF file; pre: the name of its pattern, of PATTERNS.
+
+    Raises TokenizerError for a pattern without a name.
+    """
+    out: dict[str, Any] = {}
+
+    def say(name: str, value: Any) -> None:
+        """Add an entry."""
+        out[f"tokenizer.ggml.{name}"] = value
+
+    count, texts = len(tokenizer), {n: t for t, n in tokenizer.special.items()}
+    if isinstance(tokenizer, Tokenizer):
+        names = [n for n, p in PATTERNS.items() if p == tokenizer.pattern]
+        if not names and not pre:
+            raise TokenizerError(f"the pattern {tokenizer.pattern!r} has no name in GGUF")
+        whole = [n for n in names if (n in _WHOLE) == tokenizer.whole_first]
+        known = {n: t for t, n in tokenizer.vocab.items()} | texts
+        say("model", "gpt2")
+        say("pre", pre or (whole or names)[0])
+        say("merges", [f"{a} {b}" for a, b in tokenizer.merges])
+    else:
+        assert isinstance(tokenizer, SentencePiece)
+        known = dict(enumerate(tokenizer.tokens)) | texts
+        say("model", "t5" if tokenizer.unigram else "llama")
+        say("add_space_prefix", bool(tokenizer.prefix))
+        say("unknown_token_id", tokenizer.unknown)
+        scores = list(tokenizer.scores)
+        for i, (a, b) in enumerate(tokenizer.merges or ()):
+            number = tokenizer.vocab.get(a + b)
+            if number is not None and scores[number] == 0.0:
+                scores[number] = -float(i)
+        say("scores", scores + [0.0] * (count - len(scores)))
+    say("tokens", [known.get(i, f"[PAD{i}]") for i in range(count)])
+    say("token_type", [_CONTROL if i in texts else _kind(tokenizer, i) for i in range(count)])
+    for name, around in (("bos", tokenizer.before), ("eos", tokenizer.after)):
+        say(f"add_{name}_token", bool(around))
+        if around:
+            say(f"{name}_token_id", tokenizer.special[around[0]])
+    if not tokenizer.after:
+        ends = [tokenizer.special[e] for e in ENDS if e in tokenizer.special]
+        if ends:
+            say("eos_token_id", ends[0])
+    return out
+
+
+def _kind(tokenizer: Tokens, number: int) -> int:
+    """Return the kind of a plain token: 1, or 6 for one that is a byte by its name."""
+    return 6 if isinstance(tokenizer, SentencePiece) and tokenizer.is_byte(number) else 1
+
+
+def tokenizer_from_folder(folder: Path) -> Tokens:
+    """Return the tokenizer of a folder's tokenizer.json. Raises TokenizerError where there is none."""
+    path = folder / "tokenizer.json"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        plain = data["model"].get("type", "BPE") == "BPE" and not data["model"].get("byte_fallback")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TokenizerError(f"{path}: no tokenizer.json ({error})") from None
+    return Tokenizer.from_file(path) if plain else SentencePiece.from_file(path)
+
+
+def ends_of(tokenizer: Tokens, told: Iterable[object] = ()) -> set[int]:
+    """Return the tokens that end an answer: those that the files name, and those whose names say so."""
+    numbers = {n for n in told if isinstance(n, int)}
+    return numbers | {tokenizer.special[e] for e in ENDS if e in tokenizer.special}
+
+
+def streamed(tokenizer: Tokens, numbers: Iterable[int], begins: bool = False) -> Iterator[str]:
+    """Yield the text of tokens, one after the other; a letter of several bytes comes when it is whole.
+
+    begins: the text is one by itself, so a space in front that the tokenizer put there is left out. Special tokens
+    give an empty text.
+    """
+    special = set(tokenizer.special.values())
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    strip = begins and bool(getattr(tokenizer, "prefix", ""))
+    for number in numbers:
+        text = "" if number in special else decoder.decode(tokenizer.piece(number))
+        if strip and text:
+            text, strip = text.removeprefix(" "), False
+        yield text
+    yield decoder.decode(b"", final=True)
