@@ -49,3 +49,22 @@ def test_an_adapter_learns_a_text(opened: Any, page: Page) -> None:
     page.page.click("#forget")
     page.until(f"{NUMBER.format('steps')} === 0")
     assert page.problems == []
+
+
+def test_words_are_heard_and_how_one_speaks_is_learned(opened: Any, page: Page) -> None:
+    opened("commands")
+    script = (
+        "() => [...document.querySelectorAll('.word small')].map((e) => parseInt(e.textContent))"
+    )
+    page.page.uncheck("#loud")
+    page.page.click(".word >> nth=0")
+    before = page.run(script)
+    assert len(before) == 8 and 90 < sum(before) < 104
+    page.page.click("#teach button >> nth=2")
+    page.until("document.getElementById('taught').textContent.includes('1 sound')")
+    assert page.run(script)[2] > before[2]
+    page.page.click("#forget")
+    page.until("document.getElementById('forget').disabled")
+    page.page.click(".word >> nth=0")
+    assert page.run(script)[2] < 100
+    assert page.problems == []

@@ -58,10 +58,9 @@ def unpacked(data: Tensor, form: str, count: int) -> Tensor:
     return out if groups * reading.span == count else out[:count]
 
 
-def _summed(x: Tensor, data: Tensor, form: str, rows: int) -> Tensor:
+def _summed(x: Tensor, data: Tensor, reading: Reading, rows: int) -> Tensor:
     """Return x @ w.T in float32 for few rows x (M, columns), as sums over the blocks."""
     count, columns = x._shape
-    reading = multiplying(form, _in_words(data))
     groups = columns // reading.span
     x = cast_to(x, float32).contiguous()
     bits = seen_as(x, (count, columns), (columns, 1), x._offset, int32)
@@ -102,9 +101,9 @@ def _packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor
     columns = input._shape[-1]
     lead = input._shape[:-1]
     count = math.prod(lead)
-    whole = columns and columns % multiplying(form, _in_words(data)).span == 0
-    if 0 < count <= _FEW_ROWS and rows and whole:
-        out = _summed(input.reshape((count, columns)), data, form, rows)
+    reading = multiplying(form, _in_words(data), columns) if columns and rows else None
+    if reading is not None and 0 < count <= _FEW_ROWS:
+        out = _summed(input.reshape((count, columns)), data, reading, rows)
         return cast_to(out, input.dtype).reshape((*lead, rows))
     return rows_times(input, _weight(data, form, (rows, columns), input.dtype), True)
 

@@ -26,6 +26,7 @@ from webtorch.errors import DTypeError
 from webtorch.functions.random import Generator, default_generator
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
+from webtorch.ir.garbage import collect_seldom
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import pass_over, user_depth
 from webtorch.ir.view import (
@@ -107,6 +108,7 @@ def runtime() -> Runtime:
         # Memory may die anywhere, in functions that Dynamo traces too.
         buffer = opened.runtime.backend.allocate(dtypes.float32, 1)
         hide(getattr(type(buffer), "__del__", None))
+        collect_seldom()
         interrupt.install()
         hooks.install()
         register_optimizer_step_post_hook(hide(_after_step))
