@@ -75,8 +75,14 @@ def _of(root: int) -> Recipe:
     return lambda values, rank: values[root]
 
 
-def recipe_for(name: str, reduction: str | None, root: int) -> Recipe | None:
-    """Return what a collective computes, by its name and that of its reduction, if it can be had from shared memory."""
+def recipe_for(
+    name: str, reduction: str | None, root: int, dtype: DType, elements: int
+) -> Recipe | None:
+    """Return what a collective of a tensor computes, by its name and that of its reduction; None where it does not go
+    through shared memory.
+    """
+    if dtype not in TYPES or not LEAST <= elements * dtype.itemsize <= MOST:
+        return None
     return _of(root) if name == "broadcast_" else _RECIPES.get((name, reduction))
 
 

@@ -37,9 +37,8 @@ from webtorch.nn import Module
 from webtorch.optim import Optimizer
 from webtorch.runtime.frozen import freeze, to_graph
 from webtorch.runtime.realize import open_runtimes
-from webtorch.tensors.attention import for_pages
 from webtorch.tensors.device import device_of
-from webtorch.tensors.modes import no_grad
+from webtorch.tensors.modes import for_pages, no_grad
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 from webtorch.web.exported import Exported, FunctionExport, Page, Variant, named_leaves
