@@ -273,6 +273,8 @@ class Reading(NamedTuple):
     # Of a group: its elements, and its length in the data.
     span: int
     pitch: int
+    # Sizes and strides in a row of the axes that the lanes are of.
+    shared: tuple[tuple[int, int], ...] = ()
 
 
 class _Axes:
@@ -428,7 +430,7 @@ def _reading(name: str, words: bool, blocks: int, shared: Sequence[int], title: 
     span, pitch = axes.blocks * form.elements, axes.blocks * form.nbytes
     return Reading(
         op, tuple([sizes[i] for i in loops]), tuple(windows.found), lanes, span,
-        pitch // WORD if words else pitch,
+        pitch // WORD if words else pitch, tuple([(sizes[i], lengths[i]) for i in shared]),
     )  # fmt: skip
 
 
