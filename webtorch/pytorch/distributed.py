@@ -387,7 +387,8 @@ class _Call:
         if shared is not None:
             (x,) = tree_leaves([self.args[name] for name in self.operator.reads])
             with torch.profiler.record_function(f"shared memory:{self.operator.name.strip('_')}"):
-                self.turn, work = shared.put(self.given, TO_WEBTORCH[x.dtype], x.numel())
+                recipe = self.recipe if self.writes else None
+                self.turn, work = shared.begin(self.given, recipe, TO_WEBTORCH[x.dtype], x.numel())
             return [work], host
 
         def stand_in(x: torch.Tensor) -> torch.Tensor:
@@ -437,13 +438,8 @@ class _Call:
 
     def _take(self) -> Buffer | None:
         """Return the result, where it is computed from shared memory."""
-        if self.turn is None:
-            return None
-        (x,) = tree_leaves([self.args[name] for name in self.operator.reads])
-        recipe = self.recipe if self.writes else None
         shared = self.lane.shared
-        assert shared is not None
-        return shared.take(self.turn, recipe, TO_WEBTORCH[x.dtype], x.numel())
+        return None if self.turn is None or shared is None else shared.take(self.turn)
 
 
 def _parts(x: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -527,6 +523,8 @@ class _Work(c10d.Work):
     def _comes_later(self) -> list[torch.Tensor] | None:
         """Return what is written, if it is not there and may come later: what reads it waits. Profiles end with it."""
         call, opened.received = self._call, True
+        backend = runtime().backend
+        backend.waited += backend.limits.is_gpu
         if torch.autograd._profiler_enabled():
             return None
         return call.written() if call is not None and call.expect() else None
