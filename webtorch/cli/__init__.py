@@ -138,6 +138,10 @@ def _playground(commands: _Commands) -> None:
         "--pyodide", type=Path, metavar="FOLDER",
         help="the npm package pyodide (default: WEBTORCH_PYODIDE, ./node_modules/pyodide, else npm fetches it)",
     )  # fmt: skip
+    command.add_argument(
+        "--packages", nargs="+", default=[], metavar="NAME",
+        help="packages of Pyodide that programs may import: numpy, matplotlib, tqdm ...",
+    )  # fmt: skip
 
 
 def _lite(commands: _Commands) -> None:

@@ -17,6 +17,7 @@ from webtorch.functions import public as webtorch
 from webtorch.io import GGUFError, TokenizerError
 from webtorch.io.safetensors import SafetensorError
 from webtorch.llm import Answer, LanguageModel, Sampling, load
+from webtorch.llm.memory import parameter_count
 from webtorch.llm.template import Message
 
 _HELP = """/system TEXT   what the model is told first (alone: nothing); begins anew
@@ -49,7 +50,7 @@ def load_told(
         cache=getattr(webtorch, options.cache) if options.cache else None,
     )  # fmt: skip
     config = model.model.config
-    count = sum(p.numel() for p in model.model.parameters())
+    count = parameter_count(config)
     say = f"{config.architecture}, {count / 1e6:,.1f} million parameters, on {choice.device} ({choice.name})"
     console.print(f"{say}\n{model.needs}", style="dim", highlight=False, soft_wrap=True)
     return model

@@ -10,8 +10,19 @@ import math
 
 from webtorch.functions.contract import rows_times
 from webtorch.ir.dtype import DType, float32, int32
+from webtorch.ir.graph import Node
+from webtorch.ir.view import contiguous_strides
 from webtorch.ops.blocks import FORMATS, WORD, Reading, multiplying, unpacking
-from webtorch.ops.primitive import as_view, cast_to, formula, iota, reduce_dims, seen_as
+from webtorch.ops.primitive import (
+    as_view,
+    cast_to,
+    empty,
+    formula,
+    iota,
+    reduce_dims,
+    seen_as,
+    write,
+)
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import LOWER, composite
 from webtorch.tensors.tensor import Tensor
@@ -23,6 +34,16 @@ _FEW_ROWS = 4
 
 def _in_words(data: Tensor) -> bool:
     return data.dtype is int32
+
+
+def _window(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
+    """Return elements of x, outside autograd. Where they begin is a part of the graph, and no argument of its kernels:
+    data has one format.
+    """
+    if x._offset:
+        return as_view(x, shape, strides, x._offset + offset)
+    node = Node("view", (x._storage.node,), (strides, offset), (), shape, x.dtype)
+    return Tensor._from_node(node, x._storage.runtime)
 
 
 def _applied(
@@ -38,8 +59,7 @@ def _applied(
     shape = (*[size for size, _ in lead], *loops)
     steps = tuple([stride for _, stride in lead])
     operands = [
-        as_view(data, shape, (*steps, *strides), data._offset + offset)
-        for offset, strides in reading.windows
+        _window(data, shape, (*steps, *strides), offset) for offset, strides in reading.windows
     ]
     for i, size in enumerate(loops):
         count = iota(size, 0, 1, int32, data.device)
@@ -58,23 +78,47 @@ def unpacked(data: Tensor, form: str, count: int) -> Tensor:
     return out if groups * reading.span == count else out[:count]
 
 
-def _summed(x: Tensor, data: Tensor, form: str, rows: int) -> Tensor:
+def _summed(x: Tensor, data: Tensor, reading: Reading, rows: int) -> Tensor:
     """Return x @ w.T in float32 for few rows x (M, columns), as sums over the blocks."""
     count, columns = x._shape
-    reading = multiplying(form, _in_words(data))
     groups = columns // reading.span
     x = cast_to(x, float32).contiguous()
     bits = seen_as(x, (count, columns), (columns, 1), x._offset, int32)
     shape = (count, rows, groups, *reading.loops)
-    lanes = tuple(
-        [
-            as_view(bits, shape, (columns, 0, reading.span, *strides), x._offset + offset)
-            for offset, strides in reading.lanes
-        ]
-    )
+    if _in_words(data):
+        lanes = _in_lanes(bits, reading, shape)
+    else:
+        lanes = tuple(
+            [
+                as_view(bits, shape, (columns, 0, reading.span, *strides), x._offset + offset)
+                for offset, strides in reading.lanes
+            ]
+        )
     lead = ((count, 0), (rows, groups * reading.pitch), (groups, reading.pitch))
     out = _applied(reading, data, lead, lanes)
     return reduce_dims(out, "sum", tuple(range(2, len(shape)))).reshape((count, rows))
+
+
+def _in_lanes(bits: Tensor, reading: Reading, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Return the lanes of rows that are put in another order first: neighbouring threads then read neighbouring
+    elements.
+    """
+    count, groups = shape[0], shape[2]
+    sizes = tuple([size for size, _ in reading.shared])
+    along = reading.lanes[0][1]
+    turned = as_view(
+        bits,
+        (count, groups, *sizes, *reading.loops),
+        (groups * reading.span, reading.span, *[stride for _, stride in reading.shared], *along),
+        bits._offset,
+    )
+    # What is written to a part of memory lies there, whatever reads it.
+    kept = empty((turned.numel() + 1,), int32, bits.device)
+    total = turned.numel()
+    write(as_view(kept, turned._shape, contiguous_strides(turned._shape), 0), turned)
+    each = math.prod(reading.loops)
+    steps = (total // count, 0, reading.span, *contiguous_strides(reading.loops))
+    return tuple([_window(kept, shape, steps, i * each) for i in range(len(reading.lanes))])
 
 
 def _weight(data: Tensor, form: str, shape: tuple[int, int], dtype: DType) -> Tensor:
@@ -102,9 +146,9 @@ def _packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor
     columns = input._shape[-1]
     lead = input._shape[:-1]
     count = math.prod(lead)
-    whole = columns and columns % multiplying(form, _in_words(data)).span == 0
-    if 0 < count <= _FEW_ROWS and rows and whole:
-        out = _summed(input.reshape((count, columns)), data, form, rows)
+    reading = multiplying(form, _in_words(data), columns) if columns and rows else None
+    if reading is not None and 0 < count <= _FEW_ROWS:
+        out = _summed(input.reshape((count, columns)), data, reading, rows)
         return cast_to(out, input.dtype).reshape((*lead, rows))
     return rows_times(input, _weight(data, form, (rows, columns), input.dtype), True)
 

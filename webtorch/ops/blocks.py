@@ -25,6 +25,9 @@ from webtorch.ops.record import Elementwise
 WORD = 4
 # More windows than any format has.
 _MOST_OPERANDS = 256
+# Elements that one turn of a loop over bytes sums, over its short last axis: what is left of the turns are sums of a
+# processor's lanes.
+_SUMMED = 256
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -270,6 +273,8 @@ class Reading(NamedTuple):
     # Of a group: its elements, and its length in the data.
     span: int
     pitch: int
+    # Sizes and strides in a row of the axes that the lanes are of.
+    shared: tuple[tuple[int, int], ...] = ()
 
 
 class _Axes:
@@ -277,10 +282,9 @@ class _Axes:
     words and the bytes in these. Some have a fixed place each.
     """
 
-    def __init__(self, form: Format, words: bool) -> None:
-        self.form, self.words = form, words
+    def __init__(self, form: Format, words: bool, blocks: int) -> None:
+        self.form, self.words, self.blocks = form, words, blocks
         inner = (form.axes[-1] // WORD, WORD) if words else (form.axes[-1],)
-        self.blocks = form.together if words else 1
         self.sizes = (self.blocks, *form.axes[:-1], *inner)
 
     def strides_of(self, strides: tuple[int, ...]) -> tuple[int, ...]:
@@ -379,12 +383,12 @@ def _value(
     return axes.form.value(Block(data), *axes.places_in(given))
 
 
-def _reading(name: str, words: bool, shared: Sequence[int], title: str) -> Reading:
+def _reading(name: str, words: bool, blocks: int, shared: Sequence[int], title: str) -> Reading:
     """Return the operation that gives the elements of a format, or sums them, each times one of a row's, over the axes
     `shared`.
     """
     form = FORMATS[name]
-    axes = _Axes(form, words)
+    axes = _Axes(form, words, blocks)
     sizes = axes.sizes
     loops = [i for i in range(len(sizes)) if i not in shared]
     lengths = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
@@ -426,22 +430,30 @@ def _reading(name: str, words: bool, shared: Sequence[int], title: str) -> Readi
     span, pitch = axes.blocks * form.elements, axes.blocks * form.nbytes
     return Reading(
         op, tuple([sizes[i] for i in loops]), tuple(windows.found), lanes, span,
-        pitch // WORD if words else pitch,
+        pitch // WORD if words else pitch, tuple([(sizes[i], lengths[i]) for i in shared]),
     )  # fmt: skip
 
 
 @functools.cache
 def unpacking(name: str, words: bool) -> Reading:
     """Return the operation that unpacks data of a format: bytes, or words of four bytes."""
-    return _reading(name, words, (), "unpacked")
+    blocks = FORMATS[name].together if words else 1
+    return _reading(name, words, blocks, (), "unpacked")
 
 
 @functools.cache
-def multiplying(name: str, words: bool) -> Reading:
-    """Return the operation that sums the elements which one word holds parts of, or of bytes those of a block that
-    differ by more than their last axis, each times an element of a row, which is given as its bits.
+def multiplying(name: str, words: bool, columns: int) -> Reading | None:
+    """Return the operation that sums the elements which one word holds parts of, or of bytes those of some blocks that
+    differ by more than their last axis, each times an element of a row, which is given as its bits. None where a row
+    of so many columns ends within a group of blocks.
     """
     form = FORMATS[name]
     count = len(form.axes)
-    shared = (0, *[i + 1 for i in form.shared], count + 1) if words else range(count)
-    return _reading(name, words, shared, "summed")
+    if columns % (form.elements * (form.together if words else 1)):
+        return None
+    if words:
+        return _reading(
+            name, words, form.together, (0, *[i + 1 for i in form.shared], count + 1), "summed"
+        )
+    blocks = math.gcd(columns // form.elements, max(1, _SUMMED // form.elements))
+    return _reading(name, words, blocks, range(count), f"summed{blocks}")
