@@ -552,8 +552,8 @@ def bind_inplace(
     memory of the other arguments may be overwritten. `once`: what an expanded tensor takes instead of its arguments.
     """
 
-    op = getattr(getattr(function, "callee", None), "op", None)
-    overloads: tuple[str, ...] = op.overloads if isinstance(op, Op) else ()
+    entry = getattr(getattr(function, "callee", None), "op", None)
+    op = entry if isinstance(entry, Op) and entry.overloads else None
 
     def run(args: Args, kwargs: Kwargs) -> Tensor:
         """Call the function, and write its result to the first argument."""
@@ -561,8 +561,8 @@ def bind_inplace(
         asked = len(args) > 1 and type(args[1]) not in override.plain
         if asked and override.is_foreign(args[1:], kwargs):
             raise TypeError(f"{name}(): {_EXPECTED}")
-        if overloads and len(args) > 2 and not isinstance(args[1], Tensor):
-            for overload in overloads:
+        if op is not None and len(args) > 2 and not isinstance(args[1], Tensor):
+            for overload in op.overloads:
                 args, kwargs = reordered(op, overload, args, kwargs, name) or (args, kwargs)
         x: Tensor = args[0]
         if once is not None and 0 in x._strides and (place := written_once(x, name)) is not None:
