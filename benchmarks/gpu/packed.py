@@ -6,31 +6,22 @@ python -m benchmarks.gpu.packed [ROWS COLUMNS]
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 
 import numpy as np
 
 import webtorch
+from benchmarks.gpu.device import device_seconds
 from webtorch.nn import functional as F
 from webtorch.quantization import FORMATS, PackedTensor
 
-_TURNS = 20
 
-
-def seconds(step: Callable[[webtorch.Tensor], webtorch.Tensor], rows: webtorch.Tensor) -> float:
-    """Return the best time of a step, of turns that are computed together, each of other rows."""
-    best = float("inf")
-    given = [rows * (i + 1) for i in range(_TURNS)]
-    webtorch.realize(*given)
-    for _ in range(6):
-        webtorch.synchronize()
-        start = time.perf_counter()
-        kept = [step(x) for x in given]
-        webtorch.realize(*kept)
-        webtorch.synchronize()
-        best = min(best, (time.perf_counter() - start) / _TURNS)
-    return best
+def seconds(step: Callable[[webtorch.Tensor], webtorch.Tensor], x: webtorch.Tensor) -> float:
+    """Return what a step takes on the device, many of them back to back."""
+    compiled = webtorch.compile(step)
+    for _ in range(2):
+        webtorch.realize(compiled(x))
+    return device_seconds(compiled.latest().executable)
 
 
 def main(rows: int, columns: int) -> None:

@@ -16,7 +16,8 @@ from gguf import quants
 import webtorch
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.nn import functional as F
-from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, PackedTensor
+from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, PackedTensor, quantize
+from webtorch.quantization.packing import PACKING
 
 Array = np.ndarray[Any, Any]
 # Those of a table row each; one of each layout: a byte for an element, halves of bytes, rows that end within words.
@@ -87,6 +88,17 @@ def test_blocks_are_unpacked_to_the_bit(name: str, device: str) -> None:
     known = ~np.isnan(expected)
     np.testing.assert_array_equal(np.isnan(found), ~known)
     np.testing.assert_array_equal(found.view("i4")[known], expected.view("i4")[known])
+
+
+@pytest.mark.parametrize("name", sorted(PACKING))
+def test_blocks_are_packed_to_the_bit(name: str, device: str) -> None:
+    x = np.random.default_rng(1).standard_normal((12, 96), dtype=np.float32)
+    x[0, :32], x[1, :32], x[2, :32], x[3] = 0, 0.25, np.arange(32) - 16, x[3] * 1e-3
+    with np.errstate(all="ignore"):
+        expected = quants.quantize(x, Kind[name])
+    found = quantize(webtorch.from_numpy(x).to(device), name)
+    assert found.format == name and tuple(found.shape) == x.shape
+    np.testing.assert_array_equal(found.bytes().numpy(force=True), expected)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -217,6 +229,12 @@ def test_what_does_not_fit_is_refused() -> None:
         PackedTensor(data, "Q4_K", (2, 256))
     with pytest.raises(DTypeError, match="stands for floats"):
         PackedTensor(data, "Q4_K", (1, 256), webtorch.int32)
+    with pytest.raises(ValueError, match="'Q4_K' is not written here"):
+        quantize(webtorch.ones(1, 256), "Q4_K")
+    with pytest.raises(ValueError, match="must be a multiple of 32"):
+        quantize(webtorch.ones(1, 48), "Q8_0")
+    with pytest.raises(DTypeError, match="tensor of floats"):
+        quantize(webtorch.ones(1, 32, dtype=webtorch.int32), "Q8_0")
     weight = PackedTensor(data, "Q4_K", (1, 256))
     with pytest.raises(ShapeError, match="last dim must be 256"):
         F.linear(webtorch.ones(2, 255), weight)

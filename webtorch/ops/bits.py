@@ -52,6 +52,7 @@ def _half_to_bits(x: Expr) -> Expr:
 
 
 def half_from_bits(word: Expr) -> Expr:
+    """Return, as float32, the number that the lower 16 bits of a word are as float16."""
     magnitude = word & _word_const(0x7FFF)
     small = ex.bitcast(ex.cast(magnitude, float32) * 2.0**-24, uint32)
     normal = ex.shl(magnitude, 13) + _word_const(112 << 23)

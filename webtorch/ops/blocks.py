@@ -178,7 +178,7 @@ def _iq4_nl(b: Block, h: Expr, _c: Expr) -> Expr:
 
 
 # Twice the numbers of the four-bit float E2M1: the scale is halved.
-_E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 @_format("MXFP4", 17, (2, 16), (0,))
@@ -186,7 +186,7 @@ def _mxfp4(b: Block, h: Expr, _c: Expr) -> Expr:
     e = b.byte(0)
     # 2 ** (e - 128); the two least have their bits below those of normal numbers.
     bits = ex.where(e < 2, ex.shl(ex.const(0x200000, int32), e), ex.shl(e - 1, 23))
-    return ex.bitcast(bits, float32) * _number(_looked_up(_E2M1, _cut(b.byte(1, 0, 1), h * 4, 4)))
+    return ex.bitcast(bits, float32) * _number(_looked_up(E2M1, _cut(b.byte(1, 0, 1), h * 4, 4)))
 
 
 # ---- blocks of 256 elements

@@ -2,6 +2,7 @@
 
 from webtorch.ops.blocks import FORMATS
 from webtorch.quantization.modules import PackedEmbedding, PackedLinear
+from webtorch.quantization.packing import quantize
 from webtorch.quantization.tensor import PackedTensor
 
-__all__ = ["FORMATS", "PackedEmbedding", "PackedLinear", "PackedTensor"]
+__all__ = ["FORMATS", "PackedEmbedding", "PackedLinear", "PackedTensor", "quantize"]

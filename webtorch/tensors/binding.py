@@ -41,7 +41,7 @@ def as_meant(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] 
         if not op.other_names.keys().isdisjoint(kwargs):
             return args, {op.other_names.get(name, name): value for name, value in kwargs.items()}
         for overload in op.overloads:
-            if (found := _reordered(op, overload, args, kwargs)) is not None:
+            if (found := reordered(op, overload, args, kwargs, op.name)) is not None:
                 return found
     given = override.flat((*args, *kwargs.values()))
     if not any(isinstance(x, Tensor) and not x._shape for x in given):
@@ -68,9 +68,11 @@ _NUMBERS = (bool, int, float, complex)
 _KINDS = {"Tensor": (Tensor,), "Number": _NUMBERS, "Operand": (Tensor, *_NUMBERS)}
 
 
-def _reordered(op: Op, overload: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
-    """Return the arguments of a call that follows an overload, of whose order PyTorch warns unless it is that of the
-    signature; None for other calls.
+def reordered(
+    op: Op, overload: str, args: Args, kwargs: Kwargs, called: str
+) -> tuple[Args, Kwargs] | None:
+    """Return the arguments of a call, which the user `called` so, that follows an overload, of whose order PyTorch
+    warns unless it is that of the signature; None for other calls.
     """
     parameters = [p.split() for p in overload.split(", ")]
     if len(args) != len(parameters) or not all(
@@ -87,10 +89,10 @@ def _reordered(op: Op, overload: str, args: Args, kwargs: Kwargs) -> tuple[Args,
         named_only = op.signature.partition("*, ")[2].rstrip(")").replace("=", " = ").split(", ")
         defaults = ", ".join([f"Number {text}" for text in named_only])
         warn(
-            f"This overload of {op.name} is deprecated:\n"
-            f"\t{op.name}({overload.replace('Operand', 'Tensor')})\n"
+            f"This overload of {called} is deprecated:\n"
+            f"\t{called}({overload.replace('Operand', 'Tensor')})\n"
             "Consider using one of the following signatures instead:\n"
-            f"\t{op.name}({shown}, *, {defaults})",
+            f"\t{called}({shown}, *, {defaults})",
         )
     return tuple([named[name] for name in operands]), {**kwargs, **factors}
 

@@ -34,7 +34,7 @@ from webtorch.ops.purity import warn
 from webtorch.ops.record import Autocast, Elementwise, Op, Overlap
 from webtorch.tensors import override
 from webtorch.tensors.batching import one_by_one
-from webtorch.tensors.binding import once_more
+from webtorch.tensors.binding import once_more, reordered
 from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.packed import handing_on
 from webtorch.tensors.primitives import lay
@@ -102,6 +102,11 @@ def write_result(x: Tensor, result: Tensor, name: str) -> Tensor:
     if result.dtype is not x.dtype:
         if x.dtype.is_complex and name == "abs_":
             raise RuntimeError("In-place abs is not supported for complex tensors.")
+        if name == "float_power_":
+            raise RuntimeError(
+                f"the base given to float_power_ has dtype {x.dtype.legacy} but the operation's result requires dtype "
+                f"{result.dtype.legacy}"
+            )
         if not can_cast(result.dtype, x.dtype):
             raise RuntimeError(
                 f"result type {result.dtype.legacy} can't be cast to the desired output "
@@ -547,12 +552,18 @@ def bind_inplace(
     memory of the other arguments may be overwritten. `once`: what an expanded tensor takes instead of its arguments.
     """
 
+    entry = getattr(getattr(function, "callee", None), "op", None)
+    op = entry if isinstance(entry, Op) and entry.overloads else None
+
     def run(args: Args, kwargs: Kwargs) -> Tensor:
         """Call the function, and write its result to the first argument."""
         # Asked here: what `function` is given has another name.
         asked = len(args) > 1 and type(args[1]) not in override.plain
         if asked and override.is_foreign(args[1:], kwargs):
             raise TypeError(f"{name}(): {_EXPECTED}")
+        if op is not None and len(args) > 2 and not isinstance(args[1], Tensor):
+            for overload in op.overloads:
+                args, kwargs = reordered(op, overload, args, kwargs, name) or (args, kwargs)
         x: Tensor = args[0]
         if once is not None and 0 in x._strides and (place := written_once(x, name)) is not None:
             run((place, *once(place, *args[1:], **kwargs)), {})
