@@ -65,7 +65,7 @@ def pow_(input: Any, exponent: Any) -> SparseTensor:
     return x.like(x.values_of() ** exponent, "Pow")
 
 
-def _is_number(x: Any) -> bool:
+def _is_number(x: object) -> bool:
     """Whether x is a number, or a dense tensor without dims."""
     return not isinstance(x, Tensor) or (not isinstance(x, SparseTensor) and not x.dim())
 
