@@ -89,3 +89,22 @@ def test_shapes_come_out_of_noise_and_are_learned(opened: Any, page: Page) -> No
     page.until(f"{NUMBER.format('steps')} === 0")
     page.until(done)
     assert page.problems == []
+
+
+def test_a_style_is_learned_while_pictures_are_painted(opened: Any, page: Page) -> None:
+    opened("painter")
+    page.until("document.getElementById('speed').textContent !== '–'")
+    page.page.click("#learn")
+    page.until("parseInt(document.getElementById('learned').textContent) >= 8")
+    page.page.click("#learn")
+    assert page.run("() => document.querySelector('#styles .chosen').textContent") == "your own"
+    heights = [
+        float(p.split()[1]) for p in page.page.get_attribute("#chart .curve", "d")[1:].split("L")
+    ]
+    assert heights[-1] > heights[0], "the curve falls: it is drawn from the top"
+    page.page.click("#camera")
+    page.until("document.getElementById('status').textContent.includes('camera')")
+    assert page.page.inner_text("#what") == "a landscape"
+    page.page.click("#forget")
+    page.until("document.getElementById('learned').textContent === 'not learned yet'")
+    assert page.problems == []

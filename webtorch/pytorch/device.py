@@ -93,6 +93,8 @@ class _Open:
     host: Runtime | None = None
     # Whether somebody has waited for tensors of other processes since an optimizer's last step.
     received = False
+    # Whether somebody had, when the last step ended: then gradients are those of several processes.
+    parallel = False
 
 
 opened = _Open()
@@ -110,7 +112,7 @@ def runtime() -> Runtime:
         hide(getattr(type(buffer), "__del__", None))
         collect_seldom()
         interrupt.install()
-        hooks.install()
+        hooks.install(begin_backward)
         register_optimizer_step_post_hook(hide(_after_step))
         profiler.install(flush)
         generator()
@@ -163,12 +165,21 @@ def flush() -> None:
             opened.host.flush()
 
 
+def begin_backward() -> None:
+    """Compute an optimizer's step that has waited for other processes, with the forward pass after it: the device has
+    nothing else to do by now.
+    """
+    if opened.parallel:
+        flush()
+
+
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     """Compute what is pending at the end of an optimizer's step: then every step of a training loop is one program.
     Where gradients come from other processes, the next forward pass is recorded meanwhile, whether they are there or
     not: programs do not depend on times.
     """
     received, opened.received = opened.received, False
+    opened.parallel = received
     if received or (opened.runtime is not None and opened.runtime.reads_arriving):
         return
     try:

@@ -523,8 +523,6 @@ class _Work(c10d.Work):
     def _comes_later(self) -> list[torch.Tensor] | None:
         """Return what is written, if it is not there and may come later: what reads it waits. Profiles end with it."""
         call, opened.received = self._call, True
-        backend = runtime().backend
-        backend.waited += backend.limits.is_gpu
         if torch.autograd._profiler_enabled():
             return None
         return call.written() if call is not None and call.expect() else None
