@@ -44,10 +44,12 @@ _PLACES, _DEPTH = 4, 2
 # all, not N times.
 _IN_PARTS = 1 << 20
 _UNIT = 1 << 16
+# Programs that are kept: sizes may change with each call.
+_MOST_PROGRAMS = 256
 
 # A group of Gloo's.
 Group: TypeAlias = Foreign
-# From what all have put, by rank, the rank, and the number of elements: a result.
+# From what all have put, by rank, and the rank: a result.
 Recipe = Callable[[Sequence[Tensor], int], Tensor]
 
 
@@ -80,7 +82,7 @@ def _part_size(elements: int, ranks: int) -> int:
     return -(-elements // ranks)
 
 
-@functools.cache
+@functools.lru_cache(_MOST_PROGRAMS)
 def _joined(elements: int) -> Recipe:
     return lambda values, rank: cat(values)[:elements]
 
@@ -311,6 +313,8 @@ class Exchange:
         key = recipe, dtype, elements
         found = self._programs.get(key)
         if found is None:
+            if len(self._programs) >= _MOST_PROGRAMS:
+                self._programs.clear()
             found = self._programs[key] = self._compiled(recipe, dtype, elements)
         return found
 
