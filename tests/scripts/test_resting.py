@@ -15,7 +15,7 @@ import pytest
 import webtorch as torch
 from tests.scripts.following import scripts
 from webtorch import nn
-from webtorch.scripts import stop_to_look
+from webtorch.scripts import prepared, run, stop_to_look
 
 
 @pytest.fixture
@@ -362,3 +362,11 @@ def test_a_failed_check_raises_where_the_step_is_computed(follower: Any) -> None
         step(0, 1, 7)
     before = [step(0, 1, 2) for _ in range(6)]
     assert before == sorted(before, reverse=True)
+
+
+def test_what_is_compared_to_be_sure_goes_on_resting(follower: Any, monkeypatch: Any) -> None:
+    for room in (prepared, run):
+        monkeypatch.setattr(room, "CHECKED", True)
+    training = Training()
+    training.steps(10)
+    assert training.rests()
