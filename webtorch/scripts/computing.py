@@ -15,7 +15,6 @@ from webtorch.ir.graph import Node
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.interrupt import whole
 from webtorch.scripts.late import Waiting, filling, forget_dead, give_value, use_up, wait
-from webtorch.scripts.leaving import lose
 from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
 from webtorch.scripts.resting import Group, group_for, let_rest, value_of
@@ -103,12 +102,14 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
                 fresh, nodes, kept = _settle(run, program, facts, inputs, buffers, holders)
         except BaseException as error:
             if finished:
-                if isinstance(error, CHECKS):
-                    # It stopped before it wrote.
-                    run.slots, run.externals = promised
-                    _count(run, last, group, -1)
-                    lose(run, last.path(), error)
-                raise
+                if not isinstance(error, CHECKS):
+                    raise
+                # It stopped before it wrote: what was given is taken back.
+                run.slots, run.externals = promised
+                for slot in program.late.slots(run.slots):
+                    t = slot()
+                    if t is not None:
+                        t._late = None
             for generator, offset in places:
                 generator._offset = offset
             if counted:
