@@ -33,7 +33,7 @@ _lock = threading.RLock()
 filling = _lock
 _waiting: list[weakref.ref[Tensor]] = []
 # From how many on these are looked through.
-_most = 128
+_most = 16
 
 
 def wait(reference: weakref.ref[Tensor], t: Tensor, late: Late) -> None:
@@ -72,7 +72,7 @@ def forget_dead() -> None:
     if len(_waiting) > _most:
         with _lock:
             _waiting[:] = [reference for reference in _waiting if reference() is not None]
-            _most = max(128, 2 * len(_waiting))
+            _most = max(16, 2 * len(_waiting))
 
 
 def complete(t: Tensor) -> bool:
