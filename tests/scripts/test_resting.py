@@ -397,14 +397,12 @@ def test_what_is_done_to_all_gradients_is_one_call_and_parameters_rest(
     assert rested[0] or kind == "norm"
     assert follower().counts["followed"] > 12
     torch.testing.assert_close(found, trained(real)[0], rtol=1e-4, atol=1e-5)
-    calls = [(step, 1) for step in follower().root.following]
-    depths = [0]
+    calls, names = list(follower().root.following), set()
     while calls:
-        step, depth = calls.pop()
-        depths.append(depth)
-        calls += [(s, depth + 1) for s in (*step.following, *filter(None, [step.goes_on]))]
-    # Four of each weight and its sum, and few others.
-    assert max(depths) < 60
+        step = calls.pop()
+        names.add(step.callee.name if step.callee is not None else "")
+        calls += [*step.following, *filter(None, [step.goes_on])]
+    assert "backward" in names and not names & {"mul_", "clamp_", "isfinite"}
 
 
 def test_what_is_compared_to_be_sure_goes_on_resting(follower: Any, monkeypatch: Any) -> None:
