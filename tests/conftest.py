@@ -12,10 +12,14 @@ import pytest
 
 import webtorch
 from tests import profiles
+from webtorch.aten.dispatch import dispatching
+from webtorch.dispatch.call import active, count_out, looking
 from webtorch.errors import DeviceError
 from webtorch.runtime import kept
 from webtorch.runtime.backends.cpu.memory import MEMORY
+from webtorch.sparse.tensor import alive
 from webtorch.tensors.device import resolve
+from webtorch.tensors.override import override
 
 pytest_plugins = ["tests.long", "tests.covers", "tests.browser"]
 profiles.pretend()
@@ -93,20 +97,38 @@ def _nothing_is_written_down_that_no_test_reads() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _files_leave_no_work_to_others() -> Iterator[None]:
-    """What a file's tests leave free in the CPU's pool is not kept beside the next file's memory, and what
-    they leave in caches is not searched for garbage again.
+def _files_leave_no_work_to_others(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a file's tests leave free in the CPU's pool is not kept beside the next file's memory, what they leave in
+    caches is not searched for garbage again, and no call looks for tensors of their classes.
     """
     yield
     MEMORY.release()
     gc.collect()
     gc.freeze()
+    count_out()
+    left = {type(i).__name__: i.tensors.count for i in (override, dispatching) if i.tensors.count}
+    # Errors keep what they met.
+    assert not left or request.session.testsfailed, (
+        f"tensors whose classes are asked were left: {left}"
+    )
+
+
+def on() -> list[str]:
+    """Return which interpreters this thread has on, for other reasons than that there are tensors of some class."""
+    count_out()
+    counted = [i.tensors.count for i in (override, dispatching)] + [alive.count]
+    if active.count <= sum(counted) + (active.follower is not None) and not looking.count:
+        return []
+    return [f"{active.count} interpreters, {looking.count} others"]
 
 
 @pytest.fixture(autouse=True)
 def _default_state() -> Iterator[None]:
-    """Every test starts from the CPU as default device and leaves the defaults as they were."""
+    """Every test starts from the CPU as default device and leaves the defaults as they were, and nobody who looks at
+    calls, which would follow no script in other tests.
+    """
     webtorch.set_default_device("cpu")
     yield
+    assert not on(), f"left looking at calls: {on()}"
     webtorch.set_default_device("cpu")
     webtorch.set_default_dtype(webtorch.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -200,41 +200,21 @@ def wrapper_of(lib: Any, log: list[str]) -> Any:
 
 
 def test_tensors_that_wrap_others_compute_and_are_differentiated() -> None:
-    before, found = active.count, []
-    try:
-        for lib in (webtorch, torch):
-            log: list[str] = []
-            wrap = wrapper_of(lib, log)
-            x = wrap(lib.tensor([[1.0, -2.0], [3.0, 4.0]]), True)
-            w = wrap(lib.ones(3, 2), True)
-            y = lib.nn.functional.linear(x, w).relu().view(-1)
-            assert type(y) is wrap
-            assert y.requires_grad
-            assert str(y.device) == "cpu"
-            (y * 2).sum().backward()
-            assert type(x.grad) is type(w.grad) is wrap
-            assert {"aten.t.default", "aten.mm.default", "aten.threshold_backward.default"} <= set(
-                log
-            )
-            found.append([t.elem.tolist() for t in (y, x.grad, w.grad)])
-        assert found[0] == found[1]
-    finally:
-        # The class is gone: other tests pay nothing for it.
-        dispatching = webtorch.aten.dispatch.dispatching
-        if dispatching.armed:
-            dispatching.armed = False
-            active.add(-1)
-    assert active.count >= before
-
-
-@pytest.fixture
-def disarmed() -> Iterator[None]:
-    """Ask no class for kernels any more once a test is done: other tests pay nothing for it."""
-    yield
-    dispatching = webtorch.aten.dispatch.dispatching
-    if dispatching.armed:
-        dispatching.armed = False
-        active.add(-1)
+    found = []
+    for lib in (webtorch, torch):
+        log: list[str] = []
+        wrap = wrapper_of(lib, log)
+        x = wrap(lib.tensor([[1.0, -2.0], [3.0, 4.0]]), True)
+        w = wrap(lib.ones(3, 2), True)
+        y = lib.nn.functional.linear(x, w).relu().view(-1)
+        assert type(y) is wrap
+        assert y.requires_grad
+        assert str(y.device) == "cpu"
+        (y * 2).sum().backward()
+        assert type(x.grad) is type(w.grad) is wrap
+        assert {"aten.t.default", "aten.mm.default", "aten.threshold_backward.default"} <= set(log)
+        found.append([t.elem.tolist() for t in (y, x.grad, w.grad)])
+    assert found[0] == found[1]
 
 
 # Functions of a wrapping tensor and of a plain one.
@@ -255,7 +235,6 @@ WRAPPED: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-@pytest.mark.usefixtures("disarmed")
 @pytest.mark.parametrize("name", WRAPPED)
 def test_gradients_of_what_wraps_tensors_are_of_its_class(name: str) -> None:
     """Also of gradients, and of the plain tensor that is computed with."""
@@ -280,7 +259,6 @@ def test_gradients_of_what_wraps_tensors_are_of_its_class(name: str) -> None:
         webtorch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
-@pytest.mark.usefixtures("disarmed")
 def test_what_wraps_a_tensor_shows_the_device_and_the_values_of_its_class() -> None:
     found = []
     for lib, _ in LIBRARIES:

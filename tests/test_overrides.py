@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import operator
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: F401  (PyTor
 
 import webtorch
 import webtorch.overrides
-from webtorch.dispatch.call import Callee, active
+from webtorch.dispatch.call import Callee, active, count_out
 
 
 def name(func: Any) -> str:
@@ -261,6 +259,17 @@ FIRST_MEETINGS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "x.masked_fill_(object, 1)": lambda lib, x, o: x.masked_fill_(o, 1),
     "torch.matmul(x, object)": lambda lib, x, o: lib.matmul(x, o),
     "torch.lerp(x, x, object)": lambda lib, x, o: lib.lerp(x, x, o),
+    "torch.addmm(x, x, object)": lambda lib, x, o: lib.addmm(x, x, o),
+    "torch.stack([x, object])": lambda lib, x, o: lib.stack([x, o]),
+    "torch.where(x > 0, x, object)": lambda lib, x, o: lib.where(x > 0, x, o),
+    "torch.allclose(x, object)": lambda lib, x, o: lib.allclose(x, o),
+    "cosine_similarity(x, object)": lambda lib, x, o: lib.nn.functional.cosine_similarity(x, o),
+    "layer_norm(x, (2,), object)": lambda lib, x, o: lib.nn.functional.layer_norm(x, (2,), o),
+    "mse_loss(x, object)": lambda lib, x, o: lib.nn.functional.mse_loss(x, o),
+    "pairwise_distance(x, object)": lambda lib, x, o: lib.nn.functional.pairwise_distance(x, o),
+    "gaussian_nll_loss(x, x, object)": lambda lib, x, o: lib.nn.functional.gaussian_nll_loss(
+        x, x, o
+    ),
     "conv1d(x, object)": lambda lib, x, o: lib.nn.functional.conv1d(x, o),
 }
 
@@ -290,25 +299,44 @@ def meet(lib: Any, name: str) -> tuple[Any, Any]:
     return log, (found, refused)
 
 
-def print_first_meetings() -> None:
-    """Print what each gives in a process of its own, in which nobody asks yet."""
-    assert not webtorch.tensors.override.override.armed
-    for name in FIRST_MEETINGS:
-        sys.stdout.flush()
-        child = os.fork()
-        if not child:
-            print(name, meet(webtorch, name), flush=True)  # noqa: T201
-            os._exit(0)
-        os.waitpid(child, 0)
+@pytest.mark.parametrize("name", FIRST_MEETINGS)
+def test_an_object_that_is_met_is_asked_and_leaves_nothing_behind(name: str) -> None:
+    before = active.count
+    assert meet(webtorch, name) == meet(torch, name)
+    assert active.count == before
 
 
-@pytest.mark.long
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that continue this one")
-def test_the_first_object_that_is_met_is_asked() -> None:
-    code = "from tests.test_overrides import print_first_meetings as show; show()"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    expected = [f"{name} {meet(torch, name)}" for name in FIRST_MEETINGS]
-    assert told.stdout.splitlines() == expected, told.stderr
+def looking() -> int:
+    """Return how many look at calls for the sake of what lives now."""
+    gc.collect()
+    count_out()
+    return active.count
+
+
+def test_classes_are_asked_while_their_tensors_live() -> None:
+    class Mine(webtorch.Tensor):
+        pass
+
+    before = looking()
+    x = webtorch.ones(2).as_subclass(Mine)
+    kept = [copy.copy(x), copy.deepcopy(x), x + 1, Mine([1.0])]
+    assert looking() == before + 5
+    del x, kept[1:]
+    assert type(kept[0] * 2) is Mine
+    assert looking() == before + 1
+    other = webtorch.ones(2)
+    webtorch.utils.swap_tensors(kept[0], other)
+    assert type(other * 2) is Mine
+    del other
+    assert looking() == before
+
+
+def test_a_lazy_layer_asks_until_it_has_its_shape() -> None:
+    before = looking()
+    layer = webtorch.nn.LazyLinear(2)
+    assert looking() == before + 2
+    layer(webtorch.ones(1, 3))
+    assert looking() == before
 
 
 def test_an_object_is_asked_that_is_met_while_a_script_is_followed() -> None:
@@ -319,9 +347,6 @@ def test_an_object_is_asked_that_is_met_while_a_script_is_followed() -> None:
         ) -> str:
             return str(func.__name__)
 
-    if webtorch.tensors.override.override.armed:
-        webtorch.tensors.override.override.armed = False
-        active.add(-1)
     weight = webtorch.ones(3, requires_grad=True)
     optimizer = webtorch.optim.SGD([weight], lr=0.1)
     for _ in range(4):

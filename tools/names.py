@@ -90,10 +90,6 @@ REASONS = (
         "DataPipes are deprecated in PyTorch: use `Dataset` and `IterableDataset`.",
     ),
     (
-        r"hash_tensor",
-        "WebGPU has no such type (of the result): use `int32`, `uint32` or `int64`.",
-    ),
-    (
         r"grouped_mm",
         "For one vendor's matrix formats: use `bmm`.",
     ),

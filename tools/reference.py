@@ -19,7 +19,7 @@ _LISTED = """
     webtorch.autograd.functional webtorch.autograd.graph webtorch.compiler webtorch.data webtorch.debug
     webtorch.distributed webtorch.distributions webtorch.distributions.constraints
     webtorch.distributions.transforms webtorch.errors webtorch.fft webtorch.func webtorch.fx webtorch.io
-    webtorch.linalg webtorch.masked webtorch.nn webtorch.nn.functional webtorch.nn.init
+    webtorch.linalg webtorch.llm webtorch.masked webtorch.nn webtorch.nn.functional webtorch.nn.init
     webtorch.nn.quantized webtorch.nn.utils webtorch.nn.utils.parametrizations
     webtorch.nn.utils.parametrize webtorch.nn.utils.rnn webtorch.onnx webtorch.optim
     webtorch.optim.lr_scheduler webtorch.optim.swa_utils webtorch.overrides webtorch.profiler

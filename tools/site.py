@@ -111,7 +111,14 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
         for part in re.split(r"(^```.*?^```$)", markdown, flags=re.M | re.S)
     )
     if _playground and any(fnmatch.fnmatch(uri, pattern) for pattern in config.extra["run"]):
-        markdown += '\n\n<div id="runs-here" hidden></div>\n'
+        argv = ""
+        if source.endswith(".py"):
+            # Programs of the gallery take their device from the command line.
+            words = [f"'{posixpath.basename(source)}'", "'--quick'", "'--device'"]
+            argv = (
+                f" data-argv=\"{', '.join(words)}, str(__import__('torch').get_default_device())\""
+            )
+        markdown += f'\n\n<div id="runs-here"{argv} hidden></div>\n'
     return markdown
 
 

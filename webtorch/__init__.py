@@ -17,8 +17,8 @@ from webtorch.version import PACKAGE as __version__
 # Rooms: name -> module.
 _OWN = """_higher_order_ops accelerator amp autograd backends capture compiler cuda data debug
     distributed distributions errors fft func functions futures fx io ir jit linalg llm lower masked multiprocessing nn
-    onnx ops optim overrides profiler quasirandom random runtime signal sparse special tensors testing types utils
-    version webgpu"""
+    onnx ops optim overrides profiler quantization quasirandom random runtime signal sparse special tensors testing
+    types utils version webgpu"""
 _ROOMS = {
     **{name: f"webtorch.{name}" for name in _OWN.split()},
     "_C": "webtorch.as_torch.names.core",

@@ -22,6 +22,7 @@ from webtorch import io as io
 from webtorch import ir as ir
 from webtorch import jit as jit
 from webtorch import linalg as linalg
+from webtorch import llm as llm
 from webtorch import lower as lower
 from webtorch import masked as masked
 from webtorch import multiprocessing as multiprocessing
@@ -31,6 +32,7 @@ from webtorch import ops as ops
 from webtorch import optim as optim
 from webtorch import overrides as overrides
 from webtorch import profiler as profiler
+from webtorch import quantization as quantization
 from webtorch import quasirandom as quasirandom
 from webtorch import random as random
 from webtorch import runtime as runtime

@@ -42,8 +42,8 @@ _REACH = 0.9
 # Arguments of the network, pictures of a batch, their side, steps that warm up, turns and steps of a turn. "thread":
 # as many layers as ResNet-50 and little to compute, so that Python is what lasts.
 _SIZES: dict[str, tuple[Any, ...]] = {
-    "full": ((), 64, 224, 6, 4, 4),
-    "thread": (((3, 4, 6, 3), 8), 2, 32, 6, 4, 4),
+    "full": ((), 64, 224, 20, 6, 4),
+    "thread": (((3, 4, 6, 3), 8), 2, 32, 20, 6, 4),
     "quick": (((1, 1, 1, 1), 8), 4, 32, 2, 2, 1),
 }
 

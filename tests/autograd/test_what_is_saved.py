@@ -29,6 +29,7 @@ CALLS: list[tuple[Any, tuple[str, ...]]] = [
     (lambda lib, a: a.mean(), ("_saved_self_sym_sizes",)),
     (lambda lib, a: lib.nn.functional.softplus(a, 2.0), ("_saved_self", "_saved_beta")),
     (lambda lib, a: lib.log_softmax(a, 1), ("_saved_result", "_saved_dim")),
+    (lambda lib, a: lib.stack([a, a], 1), ("_saved_dim",)),
 ]
 
 

@@ -27,7 +27,7 @@ OUTSIDE = {
     "torch._": "private",
     "_": "private",
     "chalf": "complex numbers of 16 bits",
-    "hash_tensor": "private",
+    "hash_tensor": "results of uint64, which WebGPU lacks",
     # Called as torch.ops.aten.
     "slice": "private",
     "native_dropout_backward": "private",

@@ -15,21 +15,7 @@ from gguf import quants
 
 import webtorch
 from webtorch.io import GGUFError, GGUFReader, load_gguf, save_gguf
-from webtorch.io.gguf import _KINDS
-
-QUANTISED = [n for n, k in _KINDS.items() if k.unpack is not None and k.name != "Q8_K"]
-
-
-@pytest.mark.parametrize("number", QUANTISED, ids=lambda n: _KINDS[n].name)
-def test_blocks_are_unpacked_to_the_bit(number: int) -> None:
-    kind = _KINDS[number]
-    rows = np.random.default_rng(number).integers(0, 256, (64, kind.nbytes), dtype=np.uint8)
-    with np.errstate(all="ignore"):
-        expected = quants.dequantize(rows, Kind(number)).reshape(64, -1)
-        assert kind.unpack is not None
-        found = kind.unpack(rows)
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, expected)
+from webtorch.quantization import PackedTensor
 
 
 def write(path: Path, *, quantised: bool = True) -> np.ndarray[Any, Any]:
@@ -65,6 +51,19 @@ def test_a_file_of_the_gguf_package(tmp_path: Path, device: str) -> None:
     for kind in (Kind.Q4_0, Kind.Q8_0):
         expected = quants.dequantize(quants.quantize(weights, kind), kind)
         np.testing.assert_array_equal(tensors[kind.name].numpy(force=True), expected)
+
+
+def test_quantised_tensors_stay_packed(tmp_path: Path, device: str) -> None:
+    weights = write(tmp_path / "m.gguf")
+    _, tensors = load_gguf(tmp_path / "m.gguf", device, packed=True)
+    for kind in (Kind.Q4_0, Kind.Q8_0):
+        data = quants.quantize(weights, kind)
+        found = tensors[kind.name]
+        assert isinstance(found, PackedTensor) and found.format == kind.name
+        assert found.device.type == webtorch.device(device).type and tuple(found.shape) == (4, 256)
+        np.testing.assert_array_equal(found.bytes().numpy(force=True), data)
+    plain = tensors["half"]
+    assert isinstance(plain, webtorch.Tensor) and plain.dtype is webtorch.float16
 
 
 def test_some_tensors_as_another_type(tmp_path: Path) -> None:
@@ -115,12 +114,12 @@ def test_tables_of_their_own_are_refused_by_name_and_the_rest_is_read(tmp_path: 
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tensor("fine", np.ones(4, np.float32))
-    writer.add_tensor("iq", np.zeros((1, 136), np.uint8), raw_dtype=Kind.IQ4_XS)
+    writer.add_tensor("iq", np.zeros((1, 82), np.uint8), raw_dtype=Kind.IQ2_S)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(GGUFError, match="'iq' is IQ4_XS, which is not read here"):
+    with pytest.raises(GGUFError, match="'iq' is IQ2_S, which is not read here"):
         load_gguf(path)
     assert GGUFReader(path).tensor("fine", device="cpu").tolist() == [1, 1, 1, 1]
 

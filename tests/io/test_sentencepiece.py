@@ -12,7 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from webtorch.io import SentencePiece, TokenizerError
 from webtorch.io.tokenizer import DIGITS, Tokenizer
-from webtorch.llm.tokens import PATTERNS, gguf_tokens, streamed, tokenizer_from_gguf
+from webtorch.llm.tokens import PATTERNS, ends_of, gguf_tokens, streamed, tokenizer_from_gguf
 
 TEXTS = [Path(__file__).read_text(encoding="utf-8")]
 PROBES = [
@@ -121,3 +121,33 @@ def test_text_is_cut_as_other_programs_cut_it(name: str) -> None:
 def test_damaged_metadata_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(TokenizerError, match=message):
         tokenizer_from_gguf(gguf_tokens(SentencePiece.from_json(bpe("each"))) | change)
+
+
+def test_special_tokens_that_are_text_are_kept() -> None:
+    data = bpe("")
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    count = len(data["model"]["vocab"])
+    extra = [{"id": count, "content": "\n~\n", "special": False, **flags},
+             {"id": count + 1, "content": "<end>", "special": True, **flags}]  # fmt: skip
+    data["added_tokens"] += extra
+    theirs, ours = Theirs.from_str(json.dumps(data)), SentencePiece.from_json(data)
+    text = "a\n~\nb<end> c"
+    numbers = theirs.encode(text).ids
+    for each in (ours, tokenizer_from_gguf(gguf_tokens(ours))):
+        assert each.encode(text) == numbers and {count, count + 1} <= set(numbers)
+        assert each.decode(numbers, True) == theirs.decode(numbers) == "a\n~\nb c"
+        assert "".join(streamed(each, numbers)) == "a\n~\nb c"
+    # Runs of spaces are such tokens of Gemma's files.
+    spaces = SentencePiece(
+        ["<unk>", "▁", "a", "▁▁▁"], [0.0] * 4, special={"▁▁▁": 3}, kept=["▁▁▁"], prefix=""
+    )
+    assert spaces.encode("a    a") == [2, 3, 1, 2] and spaces.decode([2, 3, 1, 2], True) == "a    a"
+
+
+def test_of_gpt_oss_only_the_answer_is_shown() -> None:
+    special = ["<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|start|>"]
+    tokenizer = Tokenizer.train(TEXTS, 300, special=special)
+    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+    numbers = tokenizer.encode(said)
+    assert "".join(streamed(tokenizer, numbers, begins=True)) == "Yes."
+    assert ends_of(tokenizer, [tokenizer.special["<|end|>"]]) == {tokenizer.special["<|return|>"]}

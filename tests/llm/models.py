@@ -10,10 +10,10 @@ import torch
 import transformers
 
 _SIZES: dict[str, Any] = {
-    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _LONG = {
     "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.5, 2.0],
     "long_factor": [1.5, 3.0, 6.0], "partial_rotary_factor": 0.75,

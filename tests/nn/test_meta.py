@@ -121,6 +121,22 @@ def test_loading_without_assign_is_warned_of_and_to_empty_gives_memory() -> None
     assert layer(webtorch.ones(1, 3)).isfinite().all()
 
 
+@pytest.mark.parametrize("start", ["meta", "cpu"])
+@pytest.mark.parametrize("end", ["meta", "cpu"])
+def test_parameters_are_new_where_meta_is_left_or_entered(start: str, end: str) -> None:
+    found = []
+    for lib in (torch, webtorch):
+        layer = lib.nn.Linear(2, 2, device=start)
+        layer.weight.grad = lib.ones_like(layer.weight)
+        weight, grad = layer.weight, layer.weight.grad
+        layer.to_empty(device=end)
+        found.append((layer.weight is weight, weight.device.type, layer.weight.grad is grad))
+        assert layer.weight.grad.device.type == end
+        assert type(layer.weight) is lib.nn.Parameter
+        assert layer.weight.requires_grad
+    assert found[0] == found[1]
+
+
 def test_backward_and_steps_have_shapes() -> None:
     layer = copy.deepcopy(webtorch.nn.Linear(3, 2)).to("meta")
     optimizer = webtorch.optim.AdamW(layer.parameters())

@@ -27,7 +27,7 @@ ORDER = (
     "nn accelerator cuda",
     "aten",
     "utils",
-    "optim distributions func",
+    "optim distributions func quantization",
     "capture _higher_order_ops",
     "compiler io onnx pytorch",
     "fx llm",
@@ -40,6 +40,7 @@ LEVELS = {room: level for level, rooms in enumerate(ORDER) for room in rooms.spl
 # (importing file, imported module) -> why the import waits until it is needed. They point down like all others.
 LATE = {
     ("as_torch.names.operators", "as_torch.names.torchvision_operators"): "start-up: few programs use torchvision",
+    ("cli.serve_llm", "llm.server"): "optional package: starlette",
     ("data.loader", "data.processes"): "start-up, and a page has no processes",
     ("debug", "runtime.backends.cpu.memory"): "optional package: NumPy",
     ("debug", "runtime.backends.cpu.plain"): "optional package: NumPy",
@@ -56,6 +57,8 @@ OUTSIDE = (
     "runtime.backends.cpu", "runtime.backends.webgpu", "pytorch", "cli",
     # Entered by whoever has the packages onnx and tensorboard.
     "onnx.exporter", "onnx.importer", "onnx.model", "onnx.operators", "utils.tensorboard",
+    # The same of starlette.
+    "llm.server",
 )  # fmt: skip
 # Programs that talk to a person, and a table that prints itself when told to. Everything else
 # reports through values, warnings and errors.

@@ -15,7 +15,7 @@ import torch
 import webtorch
 from webtorch.ir.dtype import float32
 from webtorch.ir.kernel import Matmul, Products
-from webtorch.profiler import record_function, roofline, schedule
+from webtorch.profiler import record_function, report, roofline, schedule
 from webtorch.profiler.roofline import Cost, Peaks, cost
 from webtorch.runtime.watch import watch
 
@@ -274,3 +274,43 @@ def test_profiles_do_not_nest_and_always_end() -> None:
     assert watch.listener is None
     with pytest.raises(RuntimeError, match="without start"):
         webtorch.profile().stop()
+
+
+def _first(x: Any) -> Any:
+    return x.sin() * 3  # the first
+
+
+def _second(x: Any) -> Any:
+    return x.sin() * 3  # the second
+
+
+def _marked(mark: str) -> str:
+    lines = Path(__file__).read_text("utf-8").splitlines()
+    (number,) = [i for i, line in enumerate(lines, 1) if line.endswith(f"  # {mark}")]
+    return f"{Path(__file__).name}:{number}"
+
+
+@pytest.mark.parametrize("way", ["at once", "compiled", "on disk", "in steps"])
+def test_lines_are_those_of_calls_not_of_programs(
+    way: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Functions with one expression share a program, and are two rows."""
+    first, second = _first, _second
+    if way == "compiled":
+        first, second = webtorch.compile(first), webtorch.compile(second)
+    if way == "on disk":
+        # Small programs are not kept, as a rule.
+        monkeypatch.setenv("WEBTORCH_CACHE_DIR", str(tmp_path))
+        monkeypatch.setattr("webtorch.runtime.kept.SMALLEST", 0)
+        monkeypatch.setattr("webtorch.runtime.kept.WORTH", 0.0)
+    x = webtorch.rand(8, 4, device=device)
+    if way == "in steps":
+        for _ in range(6):
+            (first(x) + 1).sum().item()
+            second(x).tolist()
+    with webtorch.profile() as seen:
+        for _ in range(3):
+            first(x).tolist()
+            second(x).tolist()
+    rows = {report.short_line(row.line): row.count for row in seen.key_averages()}
+    assert rows == {_marked("the first"): 3, _marked("the second"): 3}

@@ -22,6 +22,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from webtorch.distributed import shared
+
 RANKS = 2
 DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
 
@@ -205,7 +207,9 @@ def _parallel(kind: str, model: nn.Sequential) -> nn.Module:
         mesh = dist.init_device_mesh("webgpu", (RANKS,))
         ways = {"0": ColwiseParallel(), "2": RowwiseParallel()}
         return parallelize_module(model, mesh, ways)
-    wrapped = nn.parallel.DistributedDataParallel(model, device_ids=[dist.get_rank()])
+    wrapped = nn.parallel.DistributedDataParallel(
+        model, device_ids=[dist.get_rank()], gradient_as_bucket_view=kind == "views"
+    )
     if kind == "bfloat16":
         wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
     elif kind == "PowerSGD":
@@ -311,7 +315,7 @@ def _split() -> float:
     return far
 
 
-MODELS = ("ddp", "accumulated", "bfloat16", "PowerSGD", "fsdp", "tensor parallel")
+MODELS = ("ddp", "views", "accumulated", "bfloat16", "PowerSGD", "fsdp", "tensor parallel")
 
 
 def _train(kind: str, folder: Path) -> float:
@@ -319,7 +323,10 @@ def _train(kind: str, folder: Path) -> float:
     model, alone = _net().to("webgpu"), _net()
     wrapped = _parallel(kind, model)
     steps = [
-        (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, foreach=False), m)
+        # Adam reads each gradient twice.
+        (torch.optim.Adam(m.parameters(), foreach=True, eps=1e-3), m)
+        if kind == "views"
+        else (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, foreach=False), m)
         for m in (model, alone)
     ]
     generator = torch.Generator().manual_seed(1)
@@ -365,6 +372,13 @@ def run(rank: int, folder: Path) -> None:
         found[name] = [collective("cpu"), collective("webgpu")]
     for name, collective in OURS.items():
         found[name] = collective("webgpu")
+    # From here on through memory that the processes share, as small as tensors are.
+    shared.LEAST = 4
+    for name, collective in COLLECTIVES.items():
+        found[f"{name}, shared"] = collective("webgpu")
+    with torch.autograd.profiler.profile() as profile:
+        dist.all_reduce(torch.ones(2, device="webgpu"))
+    found["profiled names"] = [e.name for e in profile.function_events]
     for kind in MODELS:
         found[kind] = _train(kind, folder)
     for kind in ("unused", "static graph"):

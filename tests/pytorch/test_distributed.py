@@ -41,6 +41,12 @@ def test_collectives_are_those_of_the_cpu(found: Found, name: str) -> None:
         assert there == here
 
 
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "profiled"])
+def test_collectives_through_shared_memory_are_the_same(found: Found, name: str) -> None:
+    for each in found:
+        assert each[f"{name}, shared"] == each[name][0]
+
+
 def test_sums_that_gloo_has_not_on_the_cpu(found: Found) -> None:
     for each in found:
         assert each["int16"] == [3, 5, 7]
@@ -132,3 +138,8 @@ def test_parts_of_a_bucket_are_written_and_read(what: str) -> None:
             assert actual == _through_a_bucket("cpu", what, turn)
     finally:
         dist.destroy_process_group()
+
+
+def test_profiles_name_what_goes_through_shared_memory(found: Found) -> None:
+    for each in found:
+        assert "shared memory:allreduce" in each["profiled names"]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
+
+from webtorch.ir.garbage import collect_seldom
 
 Step = Callable[[torch.Tensor, torch.Tensor], Any]
 
@@ -233,3 +236,26 @@ def test_storages_are_saved_and_loaded_without_their_addresses(webgpu: str, tmp_
         found["x"].zero_()
         assert found["part"].is_webgpu
         assert not found["part"].cpu().any()
+
+
+def test_garbage_is_collected_seldom_unless_the_program_says_how_often() -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(700, 9, 8)
+        collect_seldom()
+        assert gc.get_threshold()[0] == 10_000
+        assert gc.get_threshold()[1] == 9
+        for own in (0, 300):
+            gc.set_threshold(own)
+            collect_seldom()
+            assert gc.get_threshold()[0] == own
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_lists_of_numbers_are_told_apart(webgpu: str) -> None:
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    y = x.to(webgpu)
+    for _ in range(4):
+        for dims in ([0], [1], [0, 1], [1, 2], []):
+            torch.testing.assert_close(y.sum(dims).cpu(), x.sum(dims))

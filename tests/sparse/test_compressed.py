@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import webtorch
+from webtorch.aten.parts import aten
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 MATRIX = [[1.0, 0, 0, 2], [0, 0, 0, 0], [0, 3, 4, 0], [0, 0, 0, 5]]
@@ -298,3 +299,42 @@ def test_gradient_checks_of_sparse_tensors(layout: str, masked: bool) -> None:
     assert gradcheck(lambda a, b: a @ b, (x, y), masked=masked, fast_mode=True)
     with pytest.raises(RuntimeError, match="Jacobian mismatch"):
         gradcheck(lambda a: a.to_dense() * a.to_dense().detach(), x, masked=masked)
+
+
+@pytest.mark.parametrize(("layout", "inside"), [("sparse_csr", ()), ("sparse_bsc", (2, 3))])
+def test_an_operator_makes_one_of_so_many_places(layout: str, inside: tuple[int, ...]) -> None:
+    found = []
+    for lib, ops in ((torch, torch.ops.aten), (webtorch, aten)):
+        x = ops._sparse_compressed_tensor_with_dims(
+            3,
+            1,
+            (2, 4, 6, 5),
+            inside,
+            lib.int32,
+            dtype=lib.float32,
+            layout=getattr(lib, layout),
+            device="cpu",
+        )
+        lines = x.crow_indices() if layout == "sparse_csr" else x.ccol_indices()
+        found.append(
+            (
+                tuple(x.shape),
+                tuple(x.values().shape),
+                x._nnz(),
+                tuple(lines.shape),
+                str(lines.dtype)[-5:],
+            )
+        )
+    assert found[0] == found[1]
+
+
+def test_types_of_places_that_differ_are_named() -> None:
+    for lib in (torch, webtorch):
+        with pytest.raises(RuntimeError, match="same dtype, bot got Int and Long"):
+            lib.sparse_csr_tensor(
+                lib.tensor([0, 1], dtype=lib.int32),
+                lib.tensor([0]),
+                lib.ones(1),
+                (1, 1),
+                check_invariants=True,
+            )

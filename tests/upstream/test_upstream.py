@@ -9,7 +9,7 @@ import pytest
 from tests.upstream import report, run, suites
 
 FILE = """
-import os, sys
+import os, sys, unittest
 import torch
 from torch._C import ScriptDict, _a_name_that_nobody_has
 from torch.testing._internal.common_device_type import dtypes, instantiate_device_type_tests, onlyCPU
@@ -28,6 +28,13 @@ class TestPlain(TestCase):
 
     def test_uses_what_is_absent(self):
         ScriptDict()
+
+    def test_conj_is_a_view(self):
+        self.assertTrue(torch.ones(2, dtype=torch.complex64).conj().is_conj())
+
+    @unittest.expectedFailure
+    def test_pytorch_fails_too(self):
+        pass
 
     def test_knows_which(self):
         self.assertEqual(torch.__file__, "of PyTorch")
@@ -48,6 +55,7 @@ class TestEach(TestCase):
 instantiate_device_type_tests(TestEach, globals(), only_for=("cpu", "cuda"))
 """
 PLAIN = ["passes", "fails", "ends", "knows_which"]
+MORE = ("conj_is_a_view", "pytorch_fails_too")
 
 
 @pytest.fixture
@@ -62,13 +70,15 @@ def test_under_the_name(folder: Path) -> None:
     """Names that are absent fail the tests that use them, and a test that ends its process only itself."""
     names = [f"TestPlain.test_{n}" for n in (*PLAIN, "uses_what_is_absent")]
     found = run.ask("torch", folder, "test_ours.py", ["", *names], 1)
-    assert len(found[""]["tests"]) == 8
+    assert len(found[""]["tests"]) == 10
     passes, fails, ends, which, absent = (found[n] for n in names)
     assert passes["outcome"] == "passed"
     assert "Tensor-likes are not close" in fails["message"]
     assert ends == {"outcome": "died", "message": "crash"}
     assert which["outcome"] == "failed"
     assert report.kind(absent) == "absent"
+    more = run.ask("torch", folder, "test_ours.py", [f"TestPlain.test_{n}" for n in MORE], 1)
+    assert [report.kind(more[f"TestPlain.test_{n}"]) for n in MORE] == ["absent", "skipped"]
     assert [report.kind(r) for r in (passes, fails, ends)] == ["passed", "failed", "failed"]
 
 

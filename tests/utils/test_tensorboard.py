@@ -119,3 +119,33 @@ def test_without_the_package_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(ModuleNotFoundError, match="pip install tensorboard"):
         importlib.import_module(name)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_graph_has_pytorch_operators_in_pytorch_modules(tmp_path: Path) -> None:
+    """The names of nodes differ; what the operators are, in which modules, and their shapes do not."""
+    accumulator: Any = importlib.import_module(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    found = {}
+    for lib in (torch, webtorch):
+        inner = lib.nn.Sequential(lib.nn.Linear(3, 4), lib.nn.ReLU())
+        model = lib.nn.Sequential(inner, lib.nn.Softmax(1))
+        writer: Any = importlib.import_module(f"{lib.__name__}.utils.tensorboard").SummaryWriter
+        with writer(tmp_path / lib.__name__) as one:
+            one.add_graph(model, lib.ones(2, 3))
+        events = accumulator.EventAccumulator(str(tmp_path / lib.__name__))
+        events.Reload()
+        nodes = {node.name: node for node in events.Graph().node}
+        found[lib] = sorted(
+            (name.rpartition("/")[0], node.op, [d.size for s in node.attr["_output_shapes"].list.shape for d in s.dim])
+            for name, node in nodes.items()
+            if node.op.startswith("aten::")
+        )  # fmt: skip
+    assert found[torch] == found[webtorch]
+    assert all(name in nodes for node in nodes.values() for name in node.input)
+    linear = next(n for n in nodes.values() if n.op == "aten::linear")
+    assert list(linear.input) == [
+        "input/0",
+        *(f"Sequential/Sequential[0]/Linear[0]/{p}" for p in ("weight", "bias")),
+    ]

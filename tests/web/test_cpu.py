@@ -119,6 +119,8 @@ def cases() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
         "attention_masked": (attention(), (draw(1, 2, 9, 8), draw(1, 2, 75, 8), draw(1, 2, 75, 5), draw(9, 75) > 0)),
         "attention_shared": (attention(enable_gqa=True), (*[draw(2, h, 9, 8) for h in (4, 2, 2)], draw(2, 1, 9, 9))),
         "attention_dropped": (attention(dropout_p=0.9999999), (draw(1, 2, 9, 8), draw(1, 2, 9, 8), draw(1, 2, 9, 8))),
+        "spectrum": (lambda x: torch.stft(x, 16, 4, window=x[:16], return_complex=True).abs(), (draw(70),)),
+        "shifted": (lambda x: torch.fft.irfft(torch.fft.rfft(x) * 1j, 33), (numbers,)),
         "empty": (lambda x: x[:0] * 2, (numbers,)),
         "lone": (lambda x: x.sum() * 2, (numbers,)),
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,21 @@ def test_the_exported_digits_train_on_and_a_drawing_is_read(
     page.page.click("#run")
     losses = [float(text) for text in page.page.locator("#values li").all_text_contents()]
     assert sum(losses[32:48]) < 0.9 * sum(losses[:16])
+    # From random weights a visitor sees it learn.
+    steps = page.page.inner_text("#steps")
+    page.page.click("#random")
+    page.until(f"Number(document.getElementById('steps').textContent) < {steps}")
+    page.until("Number(document.getElementById('steps').textContent) >= 24")
+    page.page.click("#run")
+    again = [float(text) for text in page.page.locator("#values li").all_text_contents()]
+    assert again[0] > losses[0] and sum(again[16:24]) < 0.9 * sum(again[:8])
+    assert page.page.inner_text("#fourth-name") == "accuracy"
+    assert page.page.inner_text("#size").endswith(" %")
+    assert re.fullmatch(r"after \d+ steps, \d+ of 16 right", page.page.inner_text("#sampled"))
+    # No two buttons have one name, and what is drawn on says so.
+    names = page.page.locator("button:visible").all_inner_texts()
+    assert len(set(names)) == len(names) and "Run" not in names
+    assert page.page.inner_text(".pad span") == "Draw here"
     # Pictures that were never trained on, with what the network reads in them.
     read = page.page.locator("#samples figcaption").all_text_contents()
     assert len(read) == 16 and all(" · " in text for text in read)
@@ -67,6 +83,7 @@ def test_the_exported_digits_train_on_and_a_drawing_is_read(
     mouse.down()
     mouse.move(box["x"] + 0.5 * box["width"], box["y"] + 0.9 * box["height"], steps=12)
     mouse.up()
+    assert page.page.locator(".pad span").is_hidden()
     page.until("document.querySelectorAll('#answers meter').length === 5")
     # What is downloaded is what Python reads.
     with page.page.expect_download() as download:

@@ -10,6 +10,7 @@ import pytest
 import webtorch as torch
 from tests.browser import Page
 from webtorch import nn
+from webtorch.errors import ShapeError
 from webtorch.io.safetensors import loads
 from webtorch.nn import functional as F
 
@@ -188,3 +189,34 @@ def test_a_head_is_trained_on_a_frozen_backbone(
     assert {"head.weight", "head.bias"} <= changed
     assert not {k for k in changed if k.startswith("backbone.")}
     assert page.problems == []
+
+
+def test_a_page_of_several_files_says_that_it_wants_a_server(site: Path, page: Page) -> None:
+    page.page.goto((site / "index.html").as_uri())
+    page.until("document.getElementById('status').textContent.includes('webtorch serve FOLDER')")
+
+
+def test_state_before_training_is_checked_and_whole(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adagrad(model.parameters(), initial_accumulator_value=0.5)
+
+    def train(x: Any) -> Any:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.ones(4, 3)
+    train(x)
+    fresh = nn.Linear(3, 2)
+    for one in (True, False):
+        torch.export(train, tmp_path, (x,), initial=fresh if one else fresh.state_dict(), cpu=False)
+        found = loads((tmp_path / "initial.safetensors").read_bytes())
+        assert set(found) == set(loads((tmp_path / "weights.safetensors").read_bytes()))
+        assert bytes(found["model.weight"].data) == fresh.weight.detach().numpy().tobytes()
+        assert set(memoryview(found["optimizer.sum.model.bias"].data).cast("f")) == {0.5}
+    with pytest.raises(ShapeError, match=r"initial: model.weight is \[2, 4\], the model's is"):
+        torch.export(train, tmp_path, (x,), initial=nn.Linear(4, 2), cpu=False)
+    torch.export(train, tmp_path, (x,), cpu=False)
+    assert not (tmp_path / "initial.safetensors").exists()

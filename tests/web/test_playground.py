@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import shutil
 import subprocess
@@ -242,6 +243,74 @@ def test_errors_are_python_tracebacks_of_what_was_typed(play: Playground) -> Non
 
 
 @pytest.mark.covers("T1")
+def test_what_a_page_does_not_have_is_said_with_what_does_it(play: Playground) -> None:
+    output = play.do("import os\nimport numpy as np\n")
+    assert "ModuleNotFoundError: No module named 'numpy': this page does not have it." in output
+    assert "--packages numpy" in output and play.page.inner_text("#lines .wrong") == "2"
+    assert "show.plot" in play.do("import matplotlib.pyplot as plt")
+    assert "end='\\r'" in play.do("from tqdm import tqdm")
+    assert "standard library and webtorch" in play.do("import pandas")
+    assert "EOFError: input: nobody can type" in play.do("input('name? ')")
+    assert "gone" in play.do("try:\n    import numpy\nexcept ImportError:\n    print('gone')")
+    assert not play.problems
+
+
+def test_a_finger_finds_the_button_that_it_goes_for(play: Playground) -> None:
+    """On a phone the pointer's colours move nothing."""
+    page = play.page
+    page.set_viewport_size({"width": 390, "height": 844})
+    places = (
+        "() => [...document.querySelectorAll('button')].map((b) => b.getBoundingClientRect().x)"
+    )
+    before = play.run(places)
+    for name in ("run", "reset", "share"):
+        page.hover(f"#{name}")
+        assert play.run(places) == before, name
+    assert play.run("() => document.documentElement.scrollWidth") <= 390
+    page.set_viewport_size({"width": 1280, "height": 720})
+
+
+@pytest.mark.long
+def test_packages_of_pyodide_come_along_where_they_are_wanted(
+    pyodide: Path, chromium: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, far = tmp_path / "full", tmp_path / "far"
+    shutil.copytree(pyodide, full)
+    far.mkdir()
+    monkeypatch.setenv("WEBTORCH_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("webtorch.web.playground._WHEELS", far.as_uri())
+    lock = json.loads((full / "pyodide-lock.json").read_text("utf-8"))
+    for name, needs, place in (("tqdm", ["six"], full), ("six", [], far)):
+        file = f"{name}-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(place / file, "w") as wheel:
+            wheel.writestr(
+                f"{name}.py", f"{''.join(f'import {n}' for n in needs)}\nsaid = {name!r}\n"
+            )
+            wheel.writestr(f"{name}-1.0.dist-info/METADATA", f"Name: {name}\nVersion: 1.0\n")
+            wheel.writestr(f"{name}-1.0.dist-info/RECORD", "")
+        digest = hashlib.sha256((place / file).read_bytes()).hexdigest()
+        lock["packages"][name] |= {"file_name": file, "sha256": digest, "depends": needs}
+    (full / "pyodide-lock.json").write_text(json.dumps(lock), "utf-8")
+    site = build_playground(tmp_path / "s", pyodide=full, packages=["tqdm"], compiled=False)
+    with pytest.raises(PyodideMissingError, match="no package 'nothing'"):
+        build_playground(site, pyodide=full, packages=["nothing"], compiled=False)
+    (far / "six-1.0-py3-none-any.whl").write_bytes(b"other")
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(PyodideMissingError, match="is not what Pyodide says"):
+        build_playground(tmp_path / "t", pyodide=full, packages=["tqdm"], compiled=False)
+    running = server(site)
+    threading.Thread(target=running.serve_forever, daemon=True).start()
+    opened = Playground(chromium.new_page())
+    opened.page.goto(f"http://127.0.0.1:{running.server_port}/")
+    opened.until(f"['ready', 'failed'].includes({STATE})")
+    assert opened.do("import tqdm, six\nprint(tqdm.said, six.said)").strip() == "tqdm six"
+    assert not opened.problems
+    opened.page.close()
+    running.shutdown()
+    running.server_close()
+
+
+@pytest.mark.covers("T1")
 def test_an_endless_loop_stops_and_names_stay(play: Playground) -> None:
     play.begin(
         "kept = 41\nprint('going')\nimport torch\nwhile True:\n    (torch.ones(2) + 1).sum().item()\n"
@@ -311,21 +380,32 @@ def test_the_programs_of_a_documentation_page_run_in_it(
         "<!-- run first:\ny = 3\n-->",
         "print(x * y)",
     ]
+    blocks += ["import sys\nprint(sys.argv)", "import time\nwhile True: time.sleep(0.01)"]
     text = "".join(
         b if b[0] == "<" else f'<div class="language-python"><code>{b}</code></div>\n'
         for b in blocks
     )
-    script = '<div id="runs-here"></div><script type="module" src="assets/site.js"></script>'
+    place = "<div id=\"runs-here\" data-argv=\"'mlp.py', '--quick'\"></div>"
+    script = f'{place}<script type="module" src="assets/site.js"></script>'
     (tmp_path / "index.html").write_text(f"<!doctype html>{text}{script}", encoding="utf-8")
     running = server(tmp_path)
     threading.Thread(target=running.serve_forever, daemon=True).start()
     opened = Playground(chromium.new_page())
     opened.page.goto(f"http://127.0.0.1:{running.server_port}/")
-    opened.until("document.querySelectorAll('button.run').length === 2")
+    opened.until("document.querySelectorAll('button.run').length === 4")
     opened.page.locator("button.run").nth(1).click()
     opened.until("!document.querySelector('button.run').disabled")
     assert opened.page.locator(".run-output").nth(1).inner_text().strip() == "6"
     assert "#code=" in opened.page.locator(".run-open").nth(1).get_attribute("href")
+    # A program that does not end is stopped; one that computes and never waits too.
+    button, status = opened.page.locator("button.run").nth(3), opened.page.locator(".run-status")
+    button.click()
+    opened.until("document.querySelectorAll('.run-status')[3].textContent === 'Running …'")
+    assert button.inner_text() == "Stop" and opened.page.locator("button.run").nth(0).is_disabled()
+    button.click()
+    opened.until("document.querySelectorAll('.run-status')[3].textContent === 'stopped'")
+    assert button.inner_text() == "Run" and status.nth(1).inner_text() != "stopped"
+    assert opened.page.locator(".run-output").nth(2).inner_text().strip() == "['mlp.py', '--quick']"
     opened.page.close()
     running.shutdown()
     running.server_close()

@@ -163,6 +163,19 @@ def test_the_limit_names_the_largest_buffers_and_leaves_everything_usable(device
     assert device.allocate(float32, 1 << 20).nbytes == 4 << 20
 
 
+def test_garbage_gives_its_memory_back_before_it_is_out(device):
+    device.empty_cache()
+    circle = [device.allocate(float32, 1 << 20)]
+    circle.append(circle)
+    device.pool.limit = device.memory_reserved() + (1 << 20)
+    gc.disable()
+    try:
+        del circle
+        assert device.allocate(float32, 1 << 20).nbytes == 4 << 20
+    finally:
+        gc.enable()
+
+
 def test_a_program_that_runs_out_of_memory_leaves_nothing_behind(device):
     n = 1 << 20
     executable = device.compile(scale_program(n))

@@ -23,7 +23,7 @@ from typing import Any
 from webtorch import nn
 from webtorch.aten.schema import Argument, Schema, known, overloads
 from webtorch.aten.table import REDUCTIONS, load, meaning
-from webtorch.dispatch.call import Args, Callee, Kwargs, Run, active, install
+from webtorch.dispatch.call import Args, Callee, Kwargs, Living, Run, active, install
 from webtorch.ops.record import TABLE, Elementwise, gradient_title
 from webtorch.tensors import above
 from webtorch.tensors.base import wraps
@@ -239,21 +239,15 @@ class Dispatching:
     """The interpreter that hands calls of operators to modes, or else to the classes of their tensors."""
 
     def __init__(self) -> None:
-        # Whether there are classes to be asked.
-        self.armed = False
+        # The tensors whose classes are to be asked.
+        self.tensors = Living(active)
 
     @property
     def on(self) -> bool:
         """Whether this thread has modes or classes to ask."""
-        return bool(state.modes) or (self.armed and state.classes)
+        return bool(state.modes or (self.tensors.count and state.classes))
 
     inside = watches = on
-
-    def arm(self) -> None:
-        """Ask the classes of arguments, from now on."""
-        if not self.armed:
-            self.armed = True
-            active.add(1)
 
     def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
         """Return what modes and classes make of a call, and what it gives where there are none."""
@@ -291,7 +285,7 @@ class Dispatching:
 
 dispatching = Dispatching()
 install("dispatch", dispatching)
-above.give(arm_dispatch=dispatching.arm)
+above.give(asked_for_kernels=lambda: dispatching.tensors)
 # Parameters here, and in schemas.
 _NAMES = {"input": "self", "axis": "dim", "keepdims": "keepdim"}
 

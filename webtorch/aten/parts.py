@@ -21,8 +21,10 @@ from webtorch.functions.convolution import sizes_of
 from webtorch.ir.dtype import DType, Number, bool_, float32, int64
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.ops.primitive import fill
+from webtorch.sparse.construction import empty_compressed
 from webtorch.tensors.base import wraps
 from webtorch.tensors.formats import contiguous_format
+from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.tensor import Tensor, parse_to
 
 Function = Callable[..., Any]
@@ -96,6 +98,48 @@ def _new_zeros(x: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Ten
         size *= n
     shape, strides = [*lead, *other.shape], [*steps, *other.stride()]
     return other.new_zeros([size]).as_strided(shape, strides, other.storage_offset())
+
+
+@computed("layer_norm")
+def _layer_norm_computed(
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    _cudnn: bool = True,
+) -> Tensor:
+    return op.layer_norm(x, shape, weight, bias, eps)
+
+
+@computed("group_norm")
+def _group_norm_computed(
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    _cudnn: bool = True,
+) -> Tensor:
+    return op.group_norm(x, groups, weight, bias, eps)
+
+
+@computed("_sparse_compressed_tensor_with_dims")
+def _compressed_with_dims(
+    nnz: int,
+    dense_dim: int,
+    size: Sequence[int],
+    blocksize: Sequence[int],
+    index_dtype: DType,
+    *,
+    dtype: DType | None = None,
+    layout: Layout,
+    device: Any = None,
+    pin_memory: bool = False,
+) -> Tensor:
+    inside = (blocksize[0], blocksize[1]) if blocksize else (1, 1)
+    batch = len(size) - dense_dim - 2
+    return empty_compressed(size, dtype or float32, device, layout, batch, inside, nnz, index_dtype)
 
 
 @computed("sym_size")

@@ -12,6 +12,7 @@ from webtorch.dispatch.call import settle_scripts
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Node
 from webtorch.ir.view import is_contiguous, numel
+from webtorch.runtime.watch import watch
 from webtorch.tensors.host import HostScalar, bindings
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import GradFn, set_history
@@ -69,6 +70,8 @@ def replay(
     args, read = read_arguments(captured)
     backward = captured.backward
     held = [] if backward is None else backward.hold(tensors, moved)
+    if watch.listener is not None:
+        watch.lines = [n.line for n in captured.graph.nodes]
     if kept:
         into = {number: home.node.buffer for number, home in kept.items()}
         buffers = captured.executable.run(inputs, args, into)

@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=None)
     commands = _Commands(parser)
     for add in (
-        _demo, _serve, _playground, _lite, _check, _testpage, _doctor, _run, _convert, _tune, _cache,
+        _demo, _serve, _playground, _lite, _check, _testpage, _doctor, _run, _convert, _tune, _cache, _language,
     ):  # fmt: skip
         add(commands)
     return parser
@@ -137,6 +137,10 @@ def _playground(commands: _Commands) -> None:
     command.add_argument(
         "--pyodide", type=Path, metavar="FOLDER",
         help="the npm package pyodide (default: WEBTORCH_PYODIDE, ./node_modules/pyodide, else npm fetches it)",
+    )  # fmt: skip
+    command.add_argument(
+        "--packages", nargs="+", default=[], metavar="NAME",
+        help="packages of Pyodide that programs may import: numpy, matplotlib, tqdm ...",
     )  # fmt: skip
 
 
@@ -267,6 +271,67 @@ def _cache(commands: _Commands) -> None:
     )
     command.add_argument(
         "--clear", action="store_true", help="remove programs and machine code; tuned sizes stay"
+    )
+
+
+def _language(commands: _Commands) -> None:
+    """Add the commands of language models."""
+    chat = commands.add(
+        "chat",
+        on_device=True,
+        help="talk with a language model",
+        description="Load a GGUF file, or a folder of Hugging Face's, and talk. /system, /load, /new and /help "
+        "do more.",
+    )
+    generate = commands.add(
+        "generate",
+        on_device=True,
+        help="let a language model go on with a text",
+        description="Print the text that follows a prompt.",
+    )
+    serve = commands.add(
+        "serve-llm",
+        "serve_llm",
+        on_device=True,
+        help="put a language model behind OpenAI's interface",
+        description="Serve /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models until "
+        "interrupted.",
+    )
+    for command in (chat, generate, serve):
+        command.add_argument("model", type=Path, help="a GGUF file, or a folder with safetensors")
+        command.add_argument(
+            "--context", type=_positive, metavar="N",
+            help="tokens of a text at most (default 4096, or as many as fit)",
+        )  # fmt: skip
+        command.add_argument(
+            "--dtype",
+            choices=("float32", "float16", "bfloat16"),
+            help="of weights (default float32)",
+        )
+        command.add_argument(
+            "--cache",
+            choices=("float32", "float16", "int8"),
+            help="of keys and values (default float32)",
+        )
+    generate.add_argument("prompt", help="the text; - reads it from standard input")
+    chat.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    for command in (chat, generate):
+        command.add_argument("--max-tokens", type=_positive, metavar="N", help="of an answer")
+        for name, kind, usual in (
+            ("temperature", float, 0.8), ("top-k", int, 40), ("top-p", float, 0.95), ("min-p", float, 0.05),
+            ("repetition-penalty", float, 1.0),
+        ):  # fmt: skip
+            command.add_argument(
+                f"--{name}", type=kind, default=usual, metavar="X", help=f"(default {usual})"
+            )
+        command.add_argument("--seed", type=int, metavar="N", help="the same one draws the same")
+    serve.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
+    serve.add_argument("--port", type=_positive, default=8080, metavar="N", help="(default 8080)")
+    serve.add_argument(
+        "--api-key", metavar="KEY", help="what clients must send (or WEBTORCH_API_KEY)"
+    )
+    serve.add_argument(
+        "--texts", type=_positive, default=2, metavar="N", help="answered at once (default 2)"
     )
 
 

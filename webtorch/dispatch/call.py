@@ -9,6 +9,7 @@ it. The last of all is the operation itself, which records. When no interpreter 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import threading
@@ -134,6 +135,39 @@ class Count:
 looking = Count()
 
 
+class Living(Count):
+    """How many objects live for whose sake calls are looked at: each holds what `one` returns."""
+
+    __slots__ = ()
+
+    def one(self) -> object:
+        """Count an object more. What is returned counts it out again, when it goes with the object."""
+        self.add(1)
+        return _One(self)
+
+
+class _One:
+    __slots__ = ("_of",)
+
+    def __init__(self, of: Living) -> None:
+        self._of = of
+
+    def __del__(self) -> None:
+        # Garbage is collected anywhere, where no lock may be waited for.
+        _gone.append(self._of)
+
+
+_gone: list[Living] = []
+
+
+def count_out() -> None:
+    """Count what has died since."""
+    while _gone:
+        # Another thread may be doing the same.
+        with contextlib.suppress(IndexError):
+            _gone.pop().add(-1)
+
+
 class Follower(Protocol):
     """Who looks for steps that come again, in one thread (`webtorch.scripts`)."""
 
@@ -169,6 +203,8 @@ _inwards: list[Interpreter] = []
 
 def interpreted(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
     """Hand a call to the interpreters that are on, which no script has answered."""
+    if _gone:
+        count_out()
     run = callee.run
     for interpreter in _inwards:
         if interpreter.on:
@@ -220,30 +256,27 @@ def call(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         if follower is not None:
             return follower.call(callee, args, kwargs)
         return interpreted(callee, args, kwargs)
-    except Exception as error:
-        if isinstance(error, Foreign) and not _interpreters["override"].armed:  # type: ignore[attr-defined]
-            return meet(callee, args, kwargs)
-        meant = _meant(callee, args, kwargs)
-    return call(callee, *meant)
+    except Exception:
+        again = _again(callee, functools.partial(call, callee), args, kwargs)
+    return again()
 
 
-# A call that fails is bound anew where PyTorch takes its arguments: for each number a tensor without dims, other names
-# of parameters. All other calls pay nothing for that.
-Binder = Callable[[Callee, Args, Kwargs], tuple[Args, Kwargs] | None]
-_bound_anew: Binder = lambda callee, args, kwargs: None  # noqa: E731
+# A call that fails is made once more where the class of an argument that is no tensor is to be asked (that costs calls
+# without one nothing), and where PyTorch takes its arguments: for each number a tensor without dims, other names of
+# parameters. All other calls pay nothing for that.
+Again = Callable[[Callee, Callable[[Args, Kwargs], Any], Args, Kwargs], Callable[[], Any] | None]
+_once_more: Again = lambda callee, run, args, kwargs: None  # noqa: E731
 
 
-def install_binder(function: Binder) -> None:
-    """Say who returns the arguments of a call as they are meant; None where they are meant as they are."""
-    global _bound_anew
-    _bound_anew = function
+def install_again(function: Again) -> None:
+    """Say who returns how a call is made once more; None where it is not."""
+    global _once_more
+    _once_more = function
 
 
-def _meant(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
-    """Return the arguments of the call that has just failed as they are meant. Raises its error again if they are meant
-    as they are.
-    """
-    found = _bound_anew(callee, args, kwargs)
+def _again(callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
+    """Return how the call that has just failed is made once more, by `run`. Raises its error again if it is not."""
+    found = _once_more(callee, run, args, kwargs)
     if found is None:
         raise
     return found
@@ -265,22 +298,16 @@ def refuse_scripts(why: str) -> None:
 
 def inside() -> bool:
     """Whether an interpreter that is on in this thread wants the calls that a call is made of."""
+    if _gone:
+        count_out()
     return any(interpreter.inside for interpreter in _inwards)
 
 
 def watched() -> bool:
     """Whether an interpreter that is on in this thread wants to see each call."""
+    if _gone:
+        count_out()
     return any(interpreter.watches for interpreter in _inwards)
-
-
-class Foreign(TypeError):
-    """An operation met an object that is no tensor, and whose class is to be asked (`__torch_function__`)."""
-
-
-def meet(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
-    """Call again what met a foreign object, which from now on is asked before each call."""
-    _interpreters["override"].arm()  # type: ignore[attr-defined]
-    return call(callee, args, kwargs)
 
 
 def enter(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
@@ -289,11 +316,9 @@ def enter(callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         return call(callee, args, kwargs)
     try:
         return callee.run(args, kwargs)
-    except Foreign:
-        return meet(callee, args, kwargs)
     except Exception:
-        meant = _meant(callee, args, kwargs)
-    return callee.run(*meant)
+        again = _again(callee, callee.run, args, kwargs)
+    return again()
 
 
 def bind(callee: Callee, like: Callable[..., object]) -> Callable[..., Any]:
@@ -309,11 +334,9 @@ def bind(callee: Callee, like: Callable[..., object]) -> Callable[..., Any]:
             return out
         try:
             return run(args, kwargs)
-        except Foreign:
-            return meet(callee, args, kwargs)
         except Exception:
-            meant = _meant(callee, args, kwargs)
-        return run(*meant)
+            again = _again(callee, run, args, kwargs)
+        return again()
 
     callee.publish(function)
     return function
@@ -348,11 +371,9 @@ def dispatched(
                 return call(callee, args, kwargs)
             try:
                 return function(*args, **kwargs)
-            except Foreign:
-                return meet(callee, args, kwargs)
             except Exception:
-                meant = _meant(callee, args, kwargs)
-            return function(*meant[0], **meant[1])
+                again = _again(callee, callee.run, args, kwargs)
+            return again()
 
         public: Callable[..., object] = called
         if names == ["self"]:
@@ -371,8 +392,9 @@ def dispatched(
                     return call(callee, (self, other), {})
                 try:
                     return function(self, other)
-                except Foreign:
-                    return meet(callee, (self, other), {})
+                except Exception:
+                    again = _again(callee, callee.run, (self, other), {})
+                return again()
 
         callee.publish(functools.update_wrapper(public, function))
         return public  # type: ignore[return-value]

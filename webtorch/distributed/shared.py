@@ -25,7 +25,7 @@ from webtorch.functions.joining import cat
 from webtorch.ir.dtype import DType, Scalar, bfloat16, float16, float32
 from webtorch.ir.graph import Node
 from webtorch.lower.compiler import compile_graph
-from webtorch.ops.primitive import IDENTITY, cast_to
+from webtorch.ops.primitive import IDENTITY, cast_to, copy, pad_with
 from webtorch.runtime.backend import Backend, Buffer, Executable, Shared
 from webtorch.runtime.frozen import freeze, to_graph
 from webtorch.runtime.meta import formulas, meta_runtime
@@ -40,6 +40,9 @@ LEAST, MOST = 1 << 14, 256 << 20
 # Places that calls take in turn, and how many may be under way. A process tells the others of its call `n` once it has
 # read all of its call `n - _DEPTH`, and writes to the place of call `n - _PLACES` once all have told of `n - _DEPTH`.
 _PLACES, _DEPTH = 4, 2
+# From this size on each of many processes adds up a part, and reads the others' sums: with N of them it reads two times
+# all, not N times.
+_IN_PARTS = 1 << 20
 _UNIT = 1 << 16
 
 # A group of Gloo's.
@@ -65,9 +68,30 @@ def _mean(values: Sequence[Tensor], rank: int) -> Tensor:
 
 def _own_part(reduce: Recipe) -> Recipe:
     def part(values: Sequence[Tensor], rank: int) -> Tensor:
-        return reduce([x.chunk(len(values))[rank] for x in values], rank)
+        size = _part_size(values[0].numel(), len(values))
+        missing = size * len(values) - values[0].numel()
+        whole = [pad_with(x, (0,), (missing,), 0) if missing else x for x in values]
+        return reduce([x[rank * size : (rank + 1) * size] for x in whole], rank)
 
     return part
+
+
+def _part_size(elements: int, ranks: int) -> int:
+    return -(-elements // ranks)
+
+
+@functools.cache
+def _joined(elements: int) -> Recipe:
+    return lambda values, rank: cat(values)[:elements]
+
+
+def _all(values: Sequence[Tensor], rank: int) -> Tensor:
+    return cat(values)
+
+
+# Sums that are not those of parts, by those of a part.
+_SUM_OF_PART, _MEAN_OF_PART = _own_part(_sum), _own_part(_mean)
+_OF_PART: dict[Recipe, Recipe] = {_sum: _SUM_OF_PART, _mean: _MEAN_OF_PART}
 
 
 @functools.cache
@@ -75,17 +99,23 @@ def _of(root: int) -> Recipe:
     return lambda values, rank: values[root]
 
 
-def recipe_for(name: str, reduction: str | None, root: int) -> Recipe | None:
-    """Return what a collective computes, by its name and that of its reduction, if it can be had from shared memory."""
+def recipe_for(
+    name: str, reduction: str | None, root: int, dtype: DType, elements: int
+) -> Recipe | None:
+    """Return what a collective of a tensor computes, by its name and that of its reduction; None where it does not go
+    through shared memory.
+    """
+    if dtype not in TYPES or not LEAST <= elements * dtype.itemsize <= MOST:
+        return None
     return _of(root) if name == "broadcast_" else _RECIPES.get((name, reduction))
 
 
 _RECIPES: dict[tuple[str, str | None], Recipe] = {
     ("allreduce_", "SUM"): _sum,
     ("allreduce_", "AVG"): _mean,
-    ("_reduce_scatter_base_", "SUM"): _own_part(_sum),
-    ("_reduce_scatter_base_", "AVG"): _own_part(_mean),
-    ("_allgather_base_", None): lambda values, rank: cat(values),
+    ("_reduce_scatter_base_", "SUM"): _SUM_OF_PART,
+    ("_reduce_scatter_base_", "AVG"): _MEAN_OF_PART,
+    ("_allgather_base_", None): _all,
 }
 
 
@@ -125,8 +155,12 @@ class _Place:
 class Turn:
     """One collective that is under way here."""
 
-    def __init__(self, number: int, place: _Place, given: Buffer | None) -> None:
+    def __init__(
+        self, number: int, place: _Place, given: Buffer | None, recipe: Recipe | None, dtype: DType, elements: int,
+    ) -> None:  # fmt: skip
         self.number, self.place, self.given = number, place, given
+        # What the result is made by of what all have put, so many elements each; None: there is none here.
+        self.recipe, self.dtype, self.elements = recipe, dtype, elements
         self.headers: list[Foreign] = []
         # Set when the result has been enqueued, or will not be; then what waits until it is there.
         self.is_over = threading.Event()
@@ -140,7 +174,7 @@ class Turn:
 
 
 class Exchange:
-    """Memory that the processes of a group share. One thread calls `put`, one `take`, each for call after call."""
+    """Memory that the processes of a group share. One thread calls `begin`, one `take`, each for call after call."""
 
     def __init__(self, group: Group, rank: int, size: int, backend: Backend) -> None:
         self._group, self._rank, self._size, self._backend = group, rank, size, backend
@@ -148,6 +182,8 @@ class Exchange:
         self._processes = [os.getpid()] * size
         self._last: deque[Turn] = deque()
         self._number = 0
+        # Two threads take results.
+        self._running = threading.Lock()
         self._programs: dict[object, _Program] = {}
 
     @classmethod
@@ -188,14 +224,30 @@ class Exchange:
                 able = False
         return all(x == [1] for x in self._all([int(able)]))
 
-    def put(self, given: Buffer | None, dtype: DType, elements: int) -> tuple[Turn, Foreign]:
+    def begin(
+        self, given: Buffer | None, recipe: Recipe | None, dtype: DType, elements: int
+    ) -> tuple[Turn, Foreign]:
         """Copy a buffer to where the others find it; None: this process gives nothing. Return the turn, and the work
-        that is done when all have.
+        that is done when all have. A turn without a recipe has no result here.
         """
+        of_part = _OF_PART.get(recipe) if self._size > 2 and recipe is not None else None
+        if of_part is not None and elements * dtype.itemsize >= _IN_PARTS:
+            turn, work = self._put(given, of_part, dtype, elements)
+            try:
+                work.wait()
+                given = self.take(turn)
+            finally:
+                turn.is_over.set()
+            recipe, elements = _joined(elements), _part_size(elements, self._size)
+        return self._put(given, recipe, dtype, elements)
+
+    def _put(
+        self, given: Buffer | None, recipe: Recipe | None, dtype: DType, elements: int
+    ) -> tuple[Turn, Foreign]:
         if len(self._last) == _DEPTH:
             self._last.popleft().wait()
         place = self._places[self._number % _PLACES]
-        turn = Turn(self._number, place, given)
+        turn = Turn(self._number, place, given, recipe, dtype, elements)
         self._number += 1
         try:
             if given is not None:
@@ -224,10 +276,9 @@ class Exchange:
                 raise OutOfMemoryError(f"{size} bytes of memory cannot be shared by processes")
         return found
 
-    def take(self, turn: Turn, recipe: Recipe | None, dtype: DType, elements: int) -> Buffer | None:
-        """Return what a recipe makes of what all have put; without one, nothing. Raises RuntimeError where that differs
-        in size or type.
-        """
+    def take(self, turn: Turn) -> Buffer | None:
+        """Return the result of a turn whose work is done. Raises RuntimeError where ranks differ in size or type."""
+        recipe, dtype, elements = turn.recipe, turn.dtype, turn.elements
         place = turn.place
         told = [x.tolist() for x in turn.headers]
         for rank, (number, kind, count, file, size) in enumerate(told):
@@ -250,7 +301,8 @@ class Exchange:
                 return turn.given
             return shared.buffer(dtype, elements)
 
-        result = self._program(recipe, dtype, elements).run(put_by)
+        with self._running:
+            result = self._program(recipe, dtype, elements).run(put_by)
         turn.fence = self._backend.fence()
         return result
 
@@ -267,12 +319,12 @@ class Exchange:
         nodes = [Node.in_memory((elements,), dtype) for _ in range(count)]
         if recipe is None:
             # The first one's values, in the second one's memory.
-            copy = Node("map", (nodes[0],), (IDENTITY, "t", dtype), (), (elements,), dtype)
-            frozen = freeze([Held(copy, nodes[1])])
+            copied = Node("map", (nodes[0],), (IDENTITY, "t", dtype), (), (elements,), dtype)
+            frozen = freeze([Held(copied, nodes[1])])
         else:
             with no_grad(), formulas.recorded():
                 result = recipe([Tensor._from_node(n, meta_runtime()) for n in nodes], self._rank)
-                frozen = freeze([Held(result.contiguous()._storage.node)])
+                frozen = freeze([Held(copy(result)._storage.node)])
         program = compile_graph(to_graph(frozen), self._backend.limits)
         order = [nodes.index(n) for n in frozen.inputs]
         return _Program(self._backend.compile(program), order, frozen.args)

@@ -12,7 +12,6 @@ from typing import Any
 from webtorch.dispatch.call import (
     Args,
     Callee,
-    Foreign,
     Kwargs,
     active,
     bind,
@@ -35,6 +34,7 @@ from webtorch.tensors import (
     recorders,
 )
 from webtorch.tensors.absent import Absent, pytorch_names
+from webtorch.tensors.packed import Packed
 from webtorch.tensors.tensor import Tensor
 
 # The files of entries. A new file is named here once.
@@ -45,9 +45,10 @@ _FORMULAS = (
 _FUNCTIONS = (
     "pointwise", "reduce", "variance", "cumulative", "movement", "slicing", "joining", "repeating", "padding",
     "indexing", "gather_scatter", "lookup", "ordering", "creation", "ranges", "random", "assign",
-    "contract", "products", "einsum", "convolution", "pooling", "resize", "norm", "loss", "attention", "composite",
-    "statistics", "quantize", "linalg", "cholesky", "decomposition", "factors", "lobpcg", "polynomial", "window",
-    "copying", "complex", "fft", "spectrum", "segment", "masked", "native", "sampling", "oldnames",
+    "contract", "products", "einsum", "convolution", "unfolding", "pooling", "resize", "norm", "loss", "attention",
+    "composite", "statistics", "quantize", "packed", "linalg", "cholesky", "decomposition", "factors", "lobpcg",
+    "polynomial", "window", "copying", "complex", "fft", "spectrum", "segment", "masked", "native", "sampling",
+    "oldnames",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.
 NAMESPACES: dict[str, dict[str, Callable[..., Any]]] = {
@@ -158,7 +159,7 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
         other = args[1]
         if not isinstance(other, (Tensor, float, int, complex)):
             if override.is_foreign((other,), {}):
-                raise Foreign(f"{name}: expected a tensor or a number")
+                raise TypeError(f"{name}: expected a tensor or a number")
             if _is_number_like(other):
                 args = (args[0], other.item()) if direct else args
             elif op.operator == "eq" and hasattr(other, "__array_interface__"):
@@ -179,6 +180,8 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
         def operator(self: Tensor, other: object) -> Any:
             if not active.count and not reflected and isinstance(other, Tensor):
                 return function(self, other)
+            if isinstance(other, Packed):
+                return NotImplemented
             return enter(callee, (self, other), {})
 
     elif not reflected:

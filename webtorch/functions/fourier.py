@@ -31,6 +31,7 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.record import composite
 from webtorch.ops.roots import matrix_of_roots, turn
+from webtorch.tensors.modes import records_for_pages
 from webtorch.tensors.tensor import Tensor
 
 # The longest transform that is one product, and the longest that may be where the length is a prime.
@@ -44,7 +45,7 @@ _RADIX, _PRIME = 64, 128
 
 
 def _on_cpu(x: Tensor) -> bool:
-    return x._storage.runtime.kind == "cpu"
+    return x._storage.runtime.kind == "cpu" and not records_for_pages()
 
 
 def _complex_vjp(

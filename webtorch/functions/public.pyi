@@ -1065,6 +1065,14 @@ def hann_window(
     out: _Tensor | None = ...,
 ) -> _Tensor: ...
 def hardshrink(input: _Tensor, lambd: _Number = ..., *, out: _Tensor | None = ...) -> _Tensor: ...
+def hash_tensor(
+    input: _Tensor,
+    dim: _Dims = ...,
+    *,
+    keepdim: builtins.bool = ...,
+    mode: builtins.int = ...,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
 def heaviside(input: _Tensor, values: _Tensor, *, out: _Tensor | None = ...) -> _Tensor: ...
 def hinge_embedding_loss(
     input: _Tensor,

@@ -24,8 +24,10 @@ from webtorch.ir.dtype import (
     DType,
     Scalar,
     bool_,
+    float64,
     int64,
     uint8,
+    uint64,
 )
 from webtorch.ir.view import contiguous_strides, wrap_dim
 from webtorch.ops.comparison import (
@@ -577,6 +579,28 @@ def _select(name: str, input: Tensor, dim: object, keepdim: bool, other: Tensor 
         indices = reduce_dims(input, "arg" + name, dims)
         values = _selected(input, indices, name, dim, input.shape[dim])
     return result(drop_dims(values, dims, keepdim), drop_dims(indices, dims, keepdim))
+
+
+@composite(family="reduce", differentiable=False, aten=("hash_tensor",))
+def hash_tensor(input: Tensor, dim: Dims = (), *, keepdim: bool = False, mode: int = 0) -> Tensor:
+    """Return the exclusive or over `dim` of the bits of the elements as float64, or of integers as int64: a uint64."""
+    if mode != 0:
+        raise RuntimeError(f"Unknown hash_tensor mode: {mode}")
+    dims = wrap_dims("hash_tensor", dim, input.ndim)
+    _check_not_empty("hash_tensor", input, dim, dims, RuntimeError)
+    if input.dtype.is_complex or input.dtype is uint64:
+        raise DTypeError(f"\"xor_sum_cpu\" not implemented for '{input.dtype.legacy}'")
+    bits = cast_to(input, float64).view(int64) if input.is_floating_point() else input.to(int64)
+    rest = [d for d in range(input.ndim) if d not in dims]
+    kept = [input._shape[d] for d in rest]
+    bits = bits.permute(*rest, *dims).reshape(*kept, math.prod([input._shape[d] for d in dims]))
+    while (count := bits._shape[-1]) > 1:
+        if count % 2:
+            bits = pad_with(bits, (0,) * bits.ndim, (*[0] * len(kept), 1), 0)
+        half = bits._shape[-1] // 2
+        bits = bits[..., :half] ^ bits[..., half:]
+    shape = [1 if d in dims else s for d, s in enumerate(input._shape)] if keepdim else kept
+    return bits.reshape(shape).view(uint64)
 
 
 def _extreme_name(name: str) -> Callable[..., str]:

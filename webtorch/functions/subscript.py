@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from webtorch.dispatch.call import Foreign, active
+from webtorch.dispatch.call import active
 from webtorch.errors import DeviceError
 from webtorch.functions import assign, creation, indexing, movement, pointwise
 from webtorch.functions.slicing import pick, slice_bounds, window
@@ -93,7 +93,7 @@ def setitem(x: Tensor, index: Tensor, value: Any) -> None:
         leave_hooks(x)
     mask = _as_mask(x, index)
     if not isinstance(value, (Tensor, float, int)) and override.is_foreign((index, value), {}):
-        raise Foreign
+        raise TypeError(f"can't assign a {type(value).__name__} to a tensor")
     given, value = value, _as_value(x, value)
     if mask is not None and value.numel() == 1:
         # No positions are needed, so nothing is read from the device.
@@ -334,6 +334,4 @@ def _convert(x: Tensor, item: Any, reads: bool = False) -> Any:
         return made
     if hasattr(item, "__index__"):
         return operator.index(item)
-    if override.is_foreign((item,), {}):
-        raise Foreign
     raise IndexError(_BAD_TYPE.format(type(item).__name__))

@@ -93,6 +93,7 @@ class Future(Generic[T]):
                 made.set_exception(error)
 
         def comes(wait: bool) -> bool:
+            """Whether the first future is done, which runs the callback."""
             return self._look(wait)
 
         made._comes = comes

@@ -1,11 +1,10 @@
-"""GGUF, the file format of llama.cpp: metadata and weights, quantised ones as floats. Floor 6.
+"""GGUF, the file format of llama.cpp: metadata and weights, quantised ones as floats or as they are. Floor 6.
 
 Layout (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md): a header, typed key-value pairs,
 one entry for each tensor, and the data, aligned. Sizes stand with the fastest dimension first, so a
 matrix of PyTorch's shape (rows, columns) is written as columns, rows. A quantised tensor is blocks
 of 32 or 256 elements along a row. A file is untrusted: each number in it is checked before it is
-used. It is mapped, and one tensor at a time is converted, in pieces, so that memory holds the
-tensors and little else.
+used. It is mapped, and one tensor at a time is read, so that memory holds the tensors and little else.
 """
 
 from __future__ import annotations
@@ -13,20 +12,18 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, overload
 
 from webtorch.functions import public as webtorch
 from webtorch.io.safetensors import FilePath, map_file, replace_file
 from webtorch.ir.dtype import DType
+from webtorch.ops.blocks import FORMATS
+from webtorch.quantization.tensor import PackedTensor
 from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.tensor import Tensor
 
-if TYPE_CHECKING:
-    import numpy
-
-Array = Any
 _MAGIC = b"GGUF"
 _DEFAULT_ALIGNMENT = 32
 # More would be no model but a damaged length.
@@ -34,8 +31,6 @@ _MAX_COUNT = 1 << 24
 _MAX_STRING = 1 << 28
 _MAX_RANK = 8
 _MAX_DEPTH = 8
-# Elements converted at a time.
-_PIECE = 1 << 22
 
 
 class GGUFError(ValueError):
@@ -44,14 +39,13 @@ class GGUFError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """An element type: its name, elements and bytes of a block, and how blocks become float32."""
+    """An element type: its name, and the elements and bytes of a block."""
 
     name: str
     elements: int
     nbytes: int
     # The webtorch dtype of plain types.
     dtype: str | None = None
-    unpack: Callable[[Array], Array] | None = None
 
 
 class TensorEntry(NamedTuple):
@@ -70,144 +64,45 @@ class GGUF(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-# ---- quantised blocks -----------------------------------------------------------------------------
-# Each function gets rows of bytes, one for each block, and returns rows of float32. The layouts are
-# those of ggml-common.h.
+class PackedGGUF(NamedTuple):
+    """What `load_gguf` returns with `packed=True`."""
+
+    metadata: dict[str, Any]
+    tensors: dict[str, PackedTensor | Tensor]
 
 
-def _half(b: Array, at: int) -> Array:
-    return b[:, at : at + 2].copy().view("<f2").astype("f4")
-
-
-def _nibbles(q: Array) -> Array:
-    """Return the low halves of the bytes, then the high ones."""
-    import numpy as np
-
-    return np.concatenate([q & 15, q >> 4], 1)
-
-
-def _q4_0(b: Array) -> Array:
-    return _half(b, 0) * (_nibbles(b[:, 2:18]).astype("f4") - 8)
-
-
-def _q4_1(b: Array) -> Array:
-    return _half(b, 0) * _nibbles(b[:, 4:20]) + _half(b, 2)
-
-
-def _fifth(b: Array, at: int) -> Array:
-    """Return the fifth bits of 32 elements, as 16 or 0."""
-    import numpy as np
-
-    return np.unpackbits(b[:, at : at + 4], axis=1, bitorder="little") << 4
-
-
-def _q5_0(b: Array) -> Array:
-    return _half(b, 0) * ((_nibbles(b[:, 6:22]) | _fifth(b, 2)).astype("f4") - 16)
-
-
-def _q5_1(b: Array) -> Array:
-    return _half(b, 0) * (_nibbles(b[:, 8:24]) | _fifth(b, 4)) + _half(b, 2)
-
-
-def _q8_0(b: Array) -> Array:
-    return _half(b, 0) * b[:, 2:34].view("i1")
-
-
-def _fours(q: Array) -> Array:
-    """Return bytes (n, 2, 32) as 2-bit numbers (n, 2, 4, 32): one plane for each pair of bits."""
-    import numpy as np
-
-    shift = np.array([0, 2, 4, 6], "u1").reshape(1, 1, 4, 1)
-    return (q.reshape(-1, 2, 1, 32) >> shift) & 3
-
-
-def _q2_k(b: Array) -> Array:
-    scales, q = b[:, :16], _fours(b[:, 16:80]).reshape(-1, 16, 16)
-    d, low = _half(b, 80), _half(b, 82)
-    return ((d * (scales & 15))[:, :, None] * q - (low * (scales >> 4))[:, :, None]).reshape(
-        -1, 256
-    )
-
-
-def _q3_k(b: Array) -> Array:
-    import numpy as np
-
-    high = np.unpackbits(b[:, :32, None], axis=2, bitorder="little")  # (n, 32, 8): bit 4 h + j
-    high = high.transpose(0, 2, 1).reshape(-1, 2, 4, 32)
-    q = _fours(b[:, 32:96]).astype("i1") - ((high ^ 1) << 2).astype("i1")
-    s = b[:, 96:108]
-    low = np.concatenate([s[:, :8] & 15, s[:, :8] >> 4], 1)
-    shift = np.array([0, 2, 4, 6], "u1").reshape(1, 4, 1)
-    top = ((s[:, None, 8:12] >> shift) & 3).reshape(-1, 16)
-    scales = (low | (top << 4)).astype("i1") - 32
-    return ((_half(b, 108) * scales)[:, :, None] * q.reshape(-1, 16, 16)).reshape(-1, 256)
-
-
-def _six_bits(s: Array) -> tuple[Array, Array]:
-    """Return the 8 scales and 8 minima of 6 bits in 12 bytes."""
-    import numpy as np
-
-    scale = np.concatenate([s[:, :4] & 63, (s[:, 8:] & 15) | ((s[:, :4] >> 6) << 4)], 1)
-    low = np.concatenate([s[:, 4:8] & 63, (s[:, 8:] >> 4) | ((s[:, 4:8] >> 6) << 4)], 1)
-    return scale, low
-
-
-def _q4_k(b: Array) -> Array:
-    import numpy as np
-
-    scale, low = _six_bits(b[:, 4:16])
-    q = b[:, 16:144].reshape(-1, 4, 32)
-    q = np.stack([q & 15, q >> 4], 2).reshape(-1, 8, 32)
-    return ((_half(b, 0) * scale)[:, :, None] * q - (_half(b, 2) * low)[:, :, None]).reshape(
-        -1, 256
-    )
-
-
-def _q5_k(b: Array) -> Array:
-    import numpy as np
-
-    scale, low = _six_bits(b[:, 4:16])
-    high = np.unpackbits(b[:, 16:48, None], axis=2, bitorder="little").transpose(0, 2, 1) << 4
-    q = b[:, 48:176].reshape(-1, 4, 32)
-    q = np.stack([q & 15, q >> 4], 2).reshape(-1, 8, 32) | high
-    return ((_half(b, 0) * scale)[:, :, None] * q - (_half(b, 2) * low)[:, :, None]).reshape(
-        -1, 256
-    )
-
-
-def _q6_k(b: Array) -> Array:
-    import numpy as np
-
-    low = b[:, :128].reshape(-1, 2, 64)
-    low = np.concatenate([low & 15, low >> 4], 2).reshape(-1, 2, 4, 32)
-    q = (low | (_fours(b[:, 128:192]) << 4)).astype("i1") - 32
-    scales = b[:, 192:208].view("i1")
-    return ((_half(b, 208) * scales)[:, :, None] * q.reshape(-1, 16, 16)).reshape(-1, 256)
-
-
-def _q8_k(b: Array) -> Array:
-    return b[:, :4].copy().view("<f4") * b[:, 4:260].view("i1")
-
-
-_KINDS = {
-    0: _Kind("F32", 1, 4, "float32"), 1: _Kind("F16", 1, 2, "float16"),
-    2: _Kind("Q4_0", 32, 18, None, _q4_0), 3: _Kind("Q4_1", 32, 20, None, _q4_1),
-    6: _Kind("Q5_0", 32, 22, None, _q5_0), 7: _Kind("Q5_1", 32, 24, None, _q5_1),
-    8: _Kind("Q8_0", 32, 34, None, _q8_0), 10: _Kind("Q2_K", 256, 84, None, _q2_k),
-    11: _Kind("Q3_K", 256, 110, None, _q3_k), 12: _Kind("Q4_K", 256, 144, None, _q4_k),
-    13: _Kind("Q5_K", 256, 176, None, _q5_k), 14: _Kind("Q6_K", 256, 210, None, _q6_k),
-    15: _Kind("Q8_K", 256, 292, None, _q8_k), 24: _Kind("I8", 1, 1, "int8"),
-    25: _Kind("I16", 1, 2, "int16"), 26: _Kind("I32", 1, 4, "int32"), 27: _Kind("I64", 1, 8, "int64"),
-    28: _Kind("F64", 1, 8, "float64"), 30: _Kind("BF16", 1, 2, "bfloat16"),
+# Numbers of element types: those of plain ones, and of blocks (`ops/blocks`).
+_PLAIN = {
+    0: "float32", 1: "float16", 24: "int8", 25: "int16", 26: "int32", 27: "int64", 28: "float64", 30: "bfloat16",
+}  # fmt: skip
+_BLOCKS = {
+    2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K",
+    15: "Q8_K", 20: "IQ4_NL", 23: "IQ4_XS", 39: "MXFP4",
 }  # fmt: skip
 # Known types that need tables of their own; their sizes, so that the rest of a file can be read.
 _UNREADABLE = {
     4: ("Q4_2", 0, 0), 5: ("Q4_3", 0, 0), 9: ("Q8_1", 32, 36), 16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
+    17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50), 21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82), 29: ("IQ1_M", 256, 56), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
 }  # fmt: skip
+_TITLES = {
+    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64", "int8": "I8", "int16": "I16",
+    "int32": "I32", "int64": "I64",
+}  # fmt: skip
+
+
+def _kind(code: int) -> _Kind | None:
+    """Return an element type by its number; None where it is not known."""
+    if code in _PLAIN:
+        name = _PLAIN[code]
+        return _Kind(_TITLES[name], 1, getattr(webtorch, name).itemsize, name)
+    if code in _BLOCKS:
+        form = FORMATS[_BLOCKS[code]]
+        return _Kind(form.name, form.elements, form.nbytes)
+    return _Kind(*_UNREADABLE[code]) if code in _UNREADABLE else None
+
+
+_KINDS = {code: kind for code in range(40) if (kind := _kind(code)) is not None}
 _BY_NAME = {k.name: k for k in _KINDS.values()}
 
 
@@ -336,11 +231,9 @@ class GGUFReader:
         if name in self.entries:
             _refuse(self.file, f"the tensor {name!r} occurs twice")
         kind = _KINDS.get(code)
-        if kind is None and code not in _UNREADABLE:
+        if kind is None:
             _refuse(self.file, f"the tensor {name!r} has the type {code}, which is not known here")
-        title, elements, nbytes = (
-            (kind.name, kind.elements, kind.nbytes) if kind else _UNREADABLE[code]
-        )
+        title, elements, nbytes = kind.name, kind.elements, kind.nbytes
         row = sizes[0] if sizes else 1
         if elements and row % elements:
             _refuse(
@@ -357,31 +250,54 @@ class GGUFReader:
             )
         self.entries[name] = TensorEntry(title, tuple(reversed(sizes)), begin, end)
 
-    def tensor(self, name: str, *, device: object = None, dtype: DType | None = None) -> Tensor:
-        """Return one tensor: plain types as they are, quantised ones as float32, or all as `dtype`.
-
-        Raises KeyError for a name that is not there, GGUFError for a type that is not read.
-        """
+    def _found(self, name: str) -> tuple[_Kind, TensorEntry]:
+        """Return what is known of a tensor. Raises as `tensor` does."""
         if name not in self.entries:
             raise KeyError(f"{self.file} has no tensor {name!r}; it has {_few(list(self.entries))}")
         entry = self.entries[name]
-        kind = _BY_NAME.get(entry.type)
-        if kind is None:
-            readable = ", ".join(k for k in _BY_NAME)
+        kind = _BY_NAME[entry.type]
+        if kind.dtype is None and kind.name not in FORMATS:
+            readable = ", ".join((*_TITLES.values(), *FORMATS))
             _refuse(
                 self.file,
                 f"{name!r} is {entry.type}, which is not read here ({readable} are): requantise the "
                 "model (llama-quantize --allow-requantize), or read other tensors with keys=...",
             )
+        return kind, entry
+
+    def tensor(self, name: str, *, device: object = None, dtype: DType | None = None) -> Tensor:
+        """Return one tensor: plain types as they are, quantised ones as float32, or all as `dtype`.
+
+        Raises KeyError for a name that is not there, GGUFError for a type that is not read.
+        """
+        kind, entry = self._found(name)
+        if kind.dtype is None:
+            found = self._packed(entry, webtorch.float32, device).dequantize(dtype)
+            # One at a time: what waits would keep its bytes.
+            webtorch.realize(found)
+            return found
         where = webtorch.device(device) if device is not None else webtorch.get_default_device()
         view = self._view[entry.begin : entry.end]
+        plain: DType = getattr(webtorch, kind.dtype)
+        if plain is webtorch.float64 and where.type != "cpu" and dtype is not None:
+            return from_bytes(view, entry.shape, plain, "cpu").to(dtype).to(where)
+        made = from_bytes(view, entry.shape, plain, where)
+        return made if dtype is None or not plain.is_floating_point else made.to(dtype)
+
+    def packed(
+        self, name: str, *, device: object = None, dtype: DType | None = None
+    ) -> PackedTensor | Tensor:
+        """Return one tensor: of quantised types a packed one, which stands for `dtype` or float32, and others as
+        `tensor` does. Raises as that does.
+        """
+        kind, entry = self._found(name)
         if kind.dtype is not None:
-            plain: DType = getattr(webtorch, kind.dtype)
-            if plain is webtorch.float64 and where.type != "cpu" and dtype is not None:
-                return from_bytes(view, entry.shape, plain, "cpu").to(dtype).to(where)
-            made = from_bytes(view, entry.shape, plain, where)
-            return made if dtype is None or not plain.is_floating_point else made.to(dtype)
-        return _dequantised(kind, view, entry.shape, dtype or webtorch.float32, where)
+            return self.tensor(name, device=device, dtype=dtype)
+        return self._packed(entry, dtype or webtorch.float32, device)
+
+    def _packed(self, entry: TensorEntry, dtype: DType, device: Any) -> PackedTensor:
+        view = self._view[entry.begin : entry.end]
+        return PackedTensor.from_bytes(view, entry.type, entry.shape, dtype, device)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
@@ -390,27 +306,31 @@ class GGUFReader:
         return len(self.entries)
 
 
-def _dequantised(
-    kind: _Kind, view: memoryview, shape: tuple[int, ...], dtype: DType, device: Any
-) -> Tensor:
-    import numpy as np
-
-    assert kind.unpack is not None
-    blocks = np.frombuffer(view, "u1").reshape(-1, kind.nbytes)
-    narrow = {"float32": "f4", "float16": "f2", "float64": "f8"}.get(dtype.name, "f4")
-    out: numpy.ndarray[Any, Any] = np.empty((len(blocks), kind.elements), narrow)
-    step = max(1, _PIECE // kind.elements)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for at in range(0, len(blocks), step):
-            out[at : at + step] = kind.unpack(blocks[at : at + step])
-    name = {"f4": "float32", "f2": "float16", "f8": "float64"}[narrow]
-    made = from_bytes(memoryview(out.reshape(-1).data), shape, getattr(webtorch, name), device)
-    return made.to(dtype)
-
-
 def _few(names: list[str]) -> str:
     shown = ", ".join(map(repr, names[:8]))
     return shown + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+@overload
+def load_gguf(
+    path: FilePath,
+    device: object = None,
+    *,
+    dtype: DType | None = None,
+    keys: Collection[str] | None = None,
+    packed: Literal[False] = False,
+) -> GGUF: ...
+
+
+@overload
+def load_gguf(
+    path: FilePath,
+    device: object = None,
+    *,
+    dtype: DType | None = None,
+    keys: Collection[str] | None = None,
+    packed: Literal[True],
+) -> PackedGGUF: ...
 
 
 def load_gguf(
@@ -419,18 +339,23 @@ def load_gguf(
     *,
     dtype: DType | None = None,
     keys: Collection[str] | None = None,
-) -> GGUF:
+    packed: bool = False,
+) -> GGUF | PackedGGUF:
     """Return (metadata, tensors) of a GGUF file.
 
-    Quantised tensors (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, Q8_K) become float32; F32, F16, BF16,
-    F64 and integers stay what they are, unless `dtype` wants all floats of one type. Shapes are
-    PyTorch's: (out_features, in_features). keys: only these tensors. `GGUFReader` reads them one by one.
+    Quantised tensors (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K, Q8_K, IQ4_NL, IQ4_XS, MXFP4) become float32; F32,
+    F16, BF16, F64 and integers stay what they are, unless `dtype` wants all floats of one type. `packed`: quantised
+    tensors stay as they are, as `webtorch.quantization.PackedTensor`s. Shapes are PyTorch's: (out_features,
+    in_features). keys: only these tensors. `GGUFReader` reads them one by one.
 
-    Raises GGUFError (a ValueError) for a damaged file and for IQ and ternary types, KeyError for a key
-    that is not there.
+    Raises GGUFError (a ValueError) for a damaged file and for other IQ and ternary types, KeyError for a key that is
+    not there.
     """
     reader = GGUFReader(path)
     names = list(reader.entries) if keys is None else list(keys)
+    if packed:
+        found = {n: reader.packed(n, device=device, dtype=dtype) for n in names}
+        return PackedGGUF(reader.metadata, found)
     return GGUF(reader.metadata, {n: reader.tensor(n, device=device, dtype=dtype) for n in names})
 
 

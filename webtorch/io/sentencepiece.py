@@ -41,6 +41,7 @@ class SentencePiece:
         prefix: str = "each",
         unknown: int = 0,
         strip: Sequence[str] = (),
+        kept: Sequence[str] = (),
     ) -> None:
         """Make a tokenizer of its parts.
 
@@ -48,7 +49,8 @@ class SentencePiece:
         which they are joined, instead of scores. special: texts that are one token each. before, after: special
         tokens around an encoding. prefix: where a space is put in front: "each" (the text, and what follows a
         special token), "first" (the text) or "" (nowhere). unknown: the number for what has no token and no bytes.
-        strip: special tokens that take the white space behind them.
+        strip: special tokens that take the white space behind them. kept: special tokens that are text (runs of
+        spaces or lines, say), and are never skipped.
         """
         if len(tokens) != len(scores):
             raise TokenizerError(f"there are {len(tokens)} tokens and {len(scores)} scores")
@@ -66,8 +68,12 @@ class SentencePiece:
         self._bytes = {int(m[1], 16): i for i, t in enumerate(self.tokens) if (m := _BYTE.match(t))}
         self._byte_of = {i: b for b, i in self._bytes.items()}
         self._longest = max(map(len, self.tokens), default=1)
-        names = sorted(self.special, key=len, reverse=True)
-        stripping = set(strip)
+        self.kept, stripping = set(kept), set(strip)
+        # What stands in a text for each.
+        self._written = {
+            t.replace(_SPACE, " ") if t in self.kept else t: n for t, n in self.special.items()
+        }
+        names = sorted(self._written, key=len, reverse=True)
         parts = [re.escape(n) + (r"(?:\s*)" if n in stripping else "") for n in names]
         self._special = re.compile(f"({'|'.join(parts)})") if names else None
 
@@ -85,7 +91,7 @@ class SentencePiece:
         parts = [text] if self._special is None else self._special.split(text)
         for i, part in enumerate(parts):
             if i % 2:
-                numbers.append(self.special[part if part in self.special else part.rstrip()])
+                numbers.append(self._written[part if part in self._written else part.rstrip()])
             elif part:
                 spaced = self.prefix in ("each", "bare") or (self.prefix == "first" and i == 0)
                 spaced = spaced and (self.prefix == "each" or not part.startswith(" "))
@@ -176,7 +182,8 @@ class SentencePiece:
     def piece(self, number: int) -> bytes:
         """Return the bytes of a token. Raises IndexError for a number that no token has."""
         if number in self._special_texts:
-            return self._special_texts[number].encode()
+            text = self._special_texts[number]
+            return (text.replace(_SPACE, " ") if text in self.kept else text).encode()
         if not 0 <= number < len(self.tokens):
             raise IndexError(f"no token has the number {number}; there are {len(self)}")
         if number in self._byte_of:
@@ -185,12 +192,14 @@ class SentencePiece:
 
     def decode(self, numbers: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Return the text of tokens, without the space that was put in front."""
-        out: list[bytes] = []
-        for number in numbers:
-            if int(number) not in self._special_texts or not skip_special_tokens:
-                out.append(self.piece(int(number)))
+        skipped = self.hidden() if skip_special_tokens else ()
+        out = [self.piece(int(n)) for n in numbers if int(n) not in skipped]
         text = b"".join(out).decode("utf-8", "replace")
         return text[1:] if self.prefix and text.startswith(" ") else text
+
+    def hidden(self) -> set[int]:
+        """Return the special tokens that are no text."""
+        return {n for t, n in self.special.items() if t not in self.kept}
 
     @classmethod
     def from_file(cls, path: FilePath) -> SentencePiece:
@@ -208,9 +217,10 @@ class SentencePiece:
         model = data["model"]
         added = {t["content"]: t["id"] for t in data.get("added_tokens", ())}
         strip = [t["content"] for t in data.get("added_tokens", ()) if t.get("rstrip")]
+        kept = [t["content"] for t in data.get("added_tokens", ()) if not t.get("special", True)]
         before, after = around(data.get("post_processor"))
         told: dict[str, Any] = {
-            "special": added, "before": before, "after": after, "strip": strip,
+            "special": added, "before": before, "after": after, "strip": strip, "kept": kept,
             "prefix": _prefix(data.get("normalizer"), data.get("pre_tokenizer")),
         }  # fmt: skip
         if model.get("type") == "Unigram":

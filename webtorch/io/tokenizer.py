@@ -96,13 +96,14 @@ class Tokenizer:
         after: Sequence[str] = (),
         whole_first: bool = False,
         prefix_space: bool = False,
+        kept: Sequence[str] = (),
     ) -> None:
         """Make a tokenizer of its parts.
 
         vocab: token (in the letters that stand for bytes) -> number. merges: pairs in the order in which
         they are joined. pattern: what text is cut into first. special: texts that are one token each.
         before, after: special tokens put around an encoding. whole_first: a piece that is a token is
-        not cut. prefix_space: text begins with a space.
+        not cut. prefix_space: text begins with a space. kept: special tokens that are text, and are never skipped.
         """
         self.vocab = dict(vocab)
         self.merges = [(a, b) for a, b in merges]
@@ -110,6 +111,7 @@ class Tokenizer:
         self.special = dict(special or {})
         self.before, self.after = list(before), list(after)
         self.whole_first, self.prefix_space = whole_first, prefix_space
+        self.kept = set(kept)
         for name in (*self.before, *self.after):
             if name not in self.special:
                 raise TokenizerError(f"{name!r} is no special token")
@@ -183,10 +185,13 @@ class Tokenizer:
 
         Raises IndexError for a number that no token has.
         """
-        kept = (
-            int(n) for n in numbers if not (skip_special_tokens and int(n) in self._special_texts)
-        )
-        return b"".join(map(self.piece, kept)).decode("utf-8", "replace")
+        skipped = self.hidden() if skip_special_tokens else ()
+        pieces = [self.piece(int(n)) for n in numbers if int(n) not in skipped]
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    def hidden(self) -> set[int]:
+        """Return the special tokens that are no text."""
+        return {n for t, n in self.special.items() if t not in self.kept}
 
     def piece(self, number: int) -> bytes:
         """Return the bytes of a token. Raises IndexError for a number that no token has."""
@@ -289,6 +294,7 @@ class Tokenizer:
         return cls(
             model["vocab"], merges, pattern=pattern, special=added, before=before, after=after,
             whole_first=bool(model.get("ignore_merges")), prefix_space=prefix,
+            kept=[t["content"] for t in data.get("added_tokens", ()) if not t.get("special", True)],
         )  # fmt: skip
 
     def save(self, path: FilePath) -> None:
@@ -312,7 +318,7 @@ class Tokenizer:
         data = {
             "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
             "added_tokens": [
-                {"id": n, "content": t, "special": True, **flags}
+                {"id": n, "content": t, "special": t not in self.kept, **flags}
                 for t, n in sorted(self.special.items(), key=lambda item: item[1])
             ],
             "pre_tokenizer": {**cut, "use_regex": True} if self.pattern == GPT2

@@ -8,6 +8,7 @@ import linecache
 import os
 import sys
 import weakref
+from collections.abc import Sequence
 from threading import get_ident
 from types import CodeType
 
@@ -53,6 +54,22 @@ def user_line(inside: int = 2) -> tuple[CodeType, int] | None:
 
 
 _frame = sys._getframe
+
+
+class StepLine(str):
+    """The line of a program's step, with the number of its node in the graph: when the program is found again for
+    another graph, that one's node there says the line.
+    """
+
+    __slots__ = ("node",)
+
+    node: int
+
+
+def line_of(step: str, lines: Sequence[object] | None) -> str:
+    """Return the line of a step for a graph whose nodes have `lines`, which are not known where there are None."""
+    number = step.node if isinstance(step, StepLine) else -1
+    return line_text(lines[number]) if lines and 0 <= number < len(lines) else str(step)
 
 
 def line_text(line: object) -> str:

@@ -218,6 +218,11 @@ def config_from_json(data: Mapping[str, Any], file: str = "config.json") -> Conf
         raise ModelError(
             f"{file}: the architecture {kind!r} is not known; {', '.join(_BY_TYPE)} are"
         )
+    packed = (data.get("quantization_config") or {}).get("quant_method", "mxfp4")
+    if packed != "mxfp4":
+        raise ModelError(
+            f"{file}: weights are packed by {packed!r}, which are not read here; take a GGUF file"
+        )
     out: dict[str, Any] = {"architecture": found.name, **found.options}
     for name, (keys, _) in FIELDS.items():
         value = given(data, *keys)

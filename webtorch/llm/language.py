@@ -29,7 +29,7 @@ from webtorch.llm.tokens import (
     tokenizer_from_folder,
     tokenizer_from_gguf,
 )
-from webtorch.llm.weights import save
+from webtorch.llm.weights import save, weight_bytes
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Answer", "LanguageModel", "load"]
@@ -221,10 +221,12 @@ def load(
     cache: DType | None = None,
     texts: int = 1,
     compile: bool = True,
+    packed: bool = True,
 ) -> LanguageModel:
     """Return the language model of a GGUF file, or of a folder of Hugging Face's.
 
-    dtype: of the weights (default float32). context, cache and texts: as of `LanguageModel`; without a context,
+    dtype: of what is computed, and of weights that are floats (default float32). packed: quantised weights of GGUF
+    stay as they are in the file. context, cache and texts: as of `LanguageModel`; without a context,
     as much as the model knows, at most 4096, and as fits. Raises OutOfMemoryError, before anything is loaded, where
     it does not fit; ModelError, GGUFError, SafetensorError, TokenizerError and OSError for files that are damaged,
     absent or of other kinds.
@@ -232,10 +234,13 @@ def load(
     place = Path(path)
     where = webtorch.device(device) if device is not None else webtorch.get_default_device()
     config = read_config(place)
-    found = needs(config, where, dtype, context, cache, texts)
+    size = None
+    if not place.is_dir():
+        size = weight_bytes(GGUFReader(place), dtype or webtorch.float32, packed)
+    found = needs(config, where, dtype, context, cache, texts, size)
     told = _folder(place) if place.is_dir() else _gguf(place)
     made = LanguageModel(
-        load_model(place, where, dtype),
+        load_model(place, where, dtype, packed),
         context=found.context,
         cache=cache,
         texts=texts,

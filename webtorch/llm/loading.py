@@ -48,10 +48,13 @@ def _gguf_config(reader: GGUFReader) -> Config:
     return config_from_gguf(reader.metadata, shapes, factors, reader.file)
 
 
-def load_model(path: FilePath, device: object = None, dtype: DType | None = None) -> Model:
+def load_model(
+    path: FilePath, device: object = None, dtype: DType | None = None, packed: bool = True
+) -> Model:
     """Return the model of a GGUF file, or of a folder of Hugging Face's with safetensors, to compute with.
 
-    dtype: of all floats (default float32). Raises as `read_config`, and ModelError for weights that are missing
+    dtype: of all floats (default float32). packed: quantised weights of GGUF stay as they are in the file; else they
+    become floats. Raises as `read_config`, and ModelError for weights that are missing
     or have other shapes.
     """
     place, kind = Path(path), dtype or webtorch.float32
@@ -62,7 +65,7 @@ def load_model(path: FilePath, device: object = None, dtype: DType | None = None
     else:
         reader = GGUFReader(place)
         config = _gguf_config(reader)
-        source = GGUFWeights(config, reader, device, kind)
+        source = GGUFWeights(config, reader, device, kind, packed)
     with webtorch.device("meta"):
         model = Model(config)
     fill(model, source)

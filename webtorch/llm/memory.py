@@ -13,7 +13,7 @@ from webtorch.ir.dtype import DType
 from webtorch.llm.config import Config
 from webtorch.llm.model import Model, cache_bytes
 
-__all__ = ["Needs", "available", "needs"]
+__all__ = ["Needs", "available", "needs", "parameter_count"]
 
 _SHORTEST = 512
 _USUAL = 4096
@@ -61,6 +61,12 @@ def available(device: Any) -> int | None:
     return None
 
 
+def parameter_count(config: Config) -> int:
+    """Return how many numbers a model's weights are."""
+    with webtorch.device("meta"):
+        return sum(p.numel() for p in Model(config).parameters())
+
+
 def needs(
     config: Config,
     device: Any,
@@ -68,18 +74,21 @@ def needs(
     context: int | None = None,
     cache: DType | None = None,
     texts: int = 1,
+    weights: int | None = None,
 ) -> Needs:
     """Return what a model takes with its weights in `dtype`, for `texts` texts of `context` tokens at once.
 
+    weights: how many bytes they are, where packed ones make that less.
     context None: 4096, or as many as the model knows, or as fit. Raises OutOfMemoryError, saying what would help,
     where it does not fit.
     """
     kind, free = dtype or webtorch.float32, available(device)
-    with webtorch.device("meta"):
-        weights = sum(p.numel() for p in Model(config).parameters()) * kind.itemsize
-    # Logits, what the perceptrons of a piece of a prompt compute, and the largest weight once more.
+    if weights is None:
+        weights = parameter_count(config) * kind.itemsize
+    # Logits, what the perceptrons of a piece of a prompt compute, and one weight of theirs that is unpacked.
     wide = max(config.intermediate_size, config.moe_intermediate_size * max(config.num_experts, 1))
     working = 4 * (8 * config.vocab_size + 256 * (6 * wide + 16 * config.hidden_size))
+    working += kind.itemsize * wide * config.hidden_size
     length = context or min(_USUAL, config.max_position_embeddings)
     while True:
         found = Needs(weights, texts * cache_bytes(config, length, cache), working, length, free)

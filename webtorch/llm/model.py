@@ -14,6 +14,7 @@ from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.norm import RMSNorm
 from webtorch.nn.parameter import Parameter
+from webtorch.quantization import PackedTensor
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
@@ -179,7 +180,7 @@ class MLP(Module):
 
 
 class Expert(Module):
-    """The weights of one layer of all experts: (experts, outputs, inputs)."""
+    """The weights of one layer of all experts: (experts, outputs, inputs), of floats or packed."""
 
     bias: Parameter | None
 
@@ -193,13 +194,52 @@ class Expert(Module):
 
     def forward(self, x: Tensor, chosen: Tensor | None) -> Tensor:
         """Return (experts, T, outputs) of x (experts or 1, T, inputs); chosen: only these experts, (n,)."""
-        weight: Tensor = self.weight
         bias: Tensor | None = self.bias
         if chosen is not None:
-            weight = weight[chosen]
+            out = self._of_few(x, chosen)
             bias = None if bias is None else bias[chosen]
-        out = x @ weight.transpose(1, 2)
+        else:
+            out = x @ self._whole(x).transpose(1, 2)
         return out if bias is None else out + bias.unsqueeze(1)
+
+    def _whole(self, x: Tensor) -> Tensor:
+        return self.weight.to(x.dtype)
+
+    def _of_few(self, x: Tensor, chosen: Tensor) -> Tensor:
+        return x @ self.weight[chosen].transpose(1, 2)
+
+
+class PackedExpert(Expert):
+    """The same of a packed weight."""
+
+    def __init__(self, weight: PackedTensor) -> None:
+        """Take it. Its bias comes later."""
+        Module.__init__(self)
+        self.format, self.shape, self.dtype = weight.format, tuple(weight.shape), weight.dtype
+        self.register_buffer("blocks", weight.blocks)
+        self.register_parameter("bias", None)
+
+    @property
+    def packed(self) -> PackedTensor:
+        """The packed weight."""
+        return PackedTensor.over(self.blocks, self.format, self.shape, self.dtype)
+
+    def _whole(self, x: Tensor) -> Tensor:
+        return self.packed.dequantize(x.dtype)
+
+    def _of_few(self, x: Tensor, chosen: Tensor) -> Tensor:
+        # The blocks of a few experts are copied, and read as those of one matrix.
+        (experts, rows, columns), blocks = self.shape, self.packed.blocks
+        size, rest = divmod(self.packed.nbytes, experts * blocks.dtype.itemsize)
+        if rest or experts * size != blocks.numel():
+            return x @ self._whole(x)[chosen].transpose(1, 2)
+        taken = blocks.view(experts, size).index_select(0, chosen).reshape(-1)
+        count = chosen.shape[0]
+        few = PackedTensor.over(taken, self.format, (count, rows, columns), self.dtype)
+        if x.shape[0] == 1:
+            flat = PackedTensor.over(taken, self.format, (count * rows, columns), self.dtype)
+            return flat.linear(x[0]).unflatten(-1, (count, rows)).transpose(0, 1)
+        return webtorch.stack([few[i].linear(x[i]) for i in range(count)])
 
 
 class Experts(Module):

@@ -19,7 +19,7 @@ from webtorch.tensors.tensor import Tensor
 __all__ = ["ContextFullError", "Session", "Steps"]
 
 # Prompts are read in pieces of these lengths; what is too much in the last one is written over.
-PIECES = (256, 16)
+PIECES = (256, 64, 16)
 # Of the cache the first 256 places are read, the first 1024, and so on, so that short texts cost less.
 LEAST = 256
 

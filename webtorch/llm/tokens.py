@@ -27,6 +27,7 @@ class Tokens(Protocol):
     special: dict[str, int]
     before: list[str]
     after: list[str]
+    kept: set[str]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the numbers of a text's tokens."""
@@ -36,6 +37,9 @@ class Tokens(Protocol):
 
     def piece(self, number: int) -> bytes:
         """Return the bytes of a token."""
+
+    def hidden(self) -> set[int]:
+        """Return the special tokens that are no text."""
 
     def __len__(self) -> int:
         """Return one more than the largest number."""
@@ -89,6 +93,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str = "the file") -> 
         t: i for i, (t, k) in enumerate(zip(tokens, types, strict=True)) if k in (_CONTROL, _USER)
     }
 
+    kept = [t for t, k in zip(tokens, types, strict=True) if k == _USER]
+
     def named(name: str, wanted: bool) -> list[str]:
         """Return the text of the token that begins or ends texts, where it is wanted."""
         number = said(f"{name}_token_id")
@@ -113,6 +119,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str = "the file") -> 
             {t: i for i, t in enumerate(tokens) if t not in special},
             [(a, b) for a, b in pairs], pattern=PATTERNS[pre], special=special, before=before,
             after=after, whole_first=pre in _WHOLE, prefix_space=bool(said("add_space_prefix", False)),
+            kept=kept,
         )  # fmt: skip
     if kind not in ("llama", "t5"):
         raise TokenizerError(
@@ -122,7 +129,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str = "the file") -> 
     before, after = named("bos", kind == "llama"), named("eos", kind == "t5")
     return SentencePiece(
         tokens, scores, unigram=kind == "t5", special=special, before=before, after=after,
-        prefix="each" if said("add_space_prefix", True) else "", unknown=said("unknown_token_id", 0),
+        prefix="each" if said("add_space_prefix", True) else "", unknown=said("unknown_token_id", 0), kept=kept,
     )  # fmt: skip
 
 
@@ -160,7 +167,7 @@ def gguf_tokens(tokenizer: Tokens, pre: str = "") -> dict[str, Any]:
                 scores[number] = -float(i)
         say("scores", scores + [0.0] * (count - len(scores)))
     say("tokens", [known.get(i, f"[PAD{i}]") for i in range(count)])
-    say("token_type", [_CONTROL if i in texts else _kind(tokenizer, i) for i in range(count)])
+    say("token_type", [_kind(tokenizer, i, texts.get(i)) for i in range(count)])
     for name, around in (("bos", tokenizer.before), ("eos", tokenizer.after)):
         say(f"add_{name}_token", bool(around))
         if around:
@@ -172,8 +179,10 @@ def gguf_tokens(tokenizer: Tokens, pre: str = "") -> dict[str, Any]:
     return out
 
 
-def _kind(tokenizer: Tokens, number: int) -> int:
-    """Return the kind of a plain token: 1, or 6 for one that is a byte by its name."""
+def _kind(tokenizer: Tokens, number: int, special: str | None) -> int:
+    """Return the kind of a token: 1, 6 for one that is a byte by its name, 3 and 4 for special ones."""
+    if special is not None:
+        return _USER if special in tokenizer.kept else _CONTROL
     return 6 if isinstance(tokenizer, SentencePiece) and tokenizer.is_byte(number) else 1
 
 
@@ -191,20 +200,54 @@ def tokenizer_from_folder(folder: Path) -> Tokens:
 def ends_of(tokenizer: Tokens, told: Iterable[object] = ()) -> set[int]:
     """Return the tokens that end an answer: those that the files name, and those whose names say so."""
     numbers = {n for n in told if isinstance(n, int)}
-    return numbers | {tokenizer.special[e] for e in ENDS if e in tokenizer.special}
+    numbers |= {tokenizer.special[e] for e in ENDS if e in tokenizer.special}
+    # Of gpt-oss, <|end|> ends a message, of which an answer has several.
+    return numbers - {tokenizer.special.get("<|end|>")} if _has_channels(tokenizer) else numbers
+
+
+def _has_channels(tokenizer: Tokens) -> bool:
+    return "<|channel|>" in tokenizer.special and "<|return|>" in tokenizer.special
+
+
+def _of_channel(tokenizer: Tokens, numbers: Iterable[int]) -> Iterator[int]:
+    """Yield the tokens of the channel "final"; others, by which gpt-oss thinks, and the heads of messages become
+    special tokens, which give no text.
+    """
+    channel, message, end = (
+        tokenizer.special.get(f"<|{n}|>") for n in ("channel", "message", "end")
+    )
+    head: list[int] | None = None
+    shown = False
+    for number in numbers:
+        if number == channel:
+            head, shown = [], False
+        elif number == message:
+            shown = head is None or tokenizer.decode(head).strip().startswith("final")
+            head = None
+        elif number == end:
+            shown = False
+        elif head is not None:
+            head.append(number)
+        elif shown:
+            yield number
+            continue
+        assert channel is not None
+        yield channel
 
 
 def streamed(tokenizer: Tokens, numbers: Iterable[int], begins: bool = False) -> Iterator[str]:
     """Yield the text of tokens, one after the other; a letter of several bytes comes when it is whole.
 
-    begins: the text is one by itself, so a space in front that the tokenizer put there is left out. Special tokens
-    give an empty text.
+    begins: the text is an answer by itself: a space in front that the tokenizer put there is left out, and of gpt-oss
+    all but the channel "final". Special tokens give an empty text.
     """
-    special = set(tokenizer.special.values())
+    hidden = tokenizer.hidden()
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     strip = begins and bool(getattr(tokenizer, "prefix", ""))
+    if begins and _has_channels(tokenizer):
+        numbers = _of_channel(tokenizer, numbers)
     for number in numbers:
-        text = "" if number in special else decoder.decode(tokenizer.piece(number))
+        text = "" if number in hidden else decoder.decode(tokenizer.piece(number))
         if strip and text:
             text, strip = text.removeprefix(" "), False
         yield text

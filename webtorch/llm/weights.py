@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from webtorch.functions import public as webtorch
@@ -13,11 +14,15 @@ from webtorch.io.safetensors import FilePath
 from webtorch.ir.dtype import DType
 from webtorch.llm.architectures import architecture, gguf_metadata, parts
 from webtorch.llm.config import Config, ModelError
-from webtorch.llm.model import Model
+from webtorch.llm.model import Expert, Model, PackedExpert
+from webtorch.nn.embedding import Embedding
+from webtorch.nn.linear import Linear
+from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
+from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, PackedTensor
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["FolderWeights", "GGUFWeights", "Weights", "fill", "save"]
+__all__ = ["FolderWeights", "GGUFWeights", "Weights", "fill", "save", "weight_bytes"]
 
 # The rows of these are turned by places.
 _TURNED = {"attention.q": "num_attention_heads", "attention.k": "num_key_value_heads"}
@@ -27,7 +32,7 @@ _EXPERTS = "mlp.experts."
 class Weights(Protocol):
     """Where weights come from."""
 
-    def weight(self, name: str, like: Tensor) -> Tensor:
+    def weight(self, name: str, like: Tensor) -> Tensor | PackedTensor:
         """Return the weight of a name, of the shape of `like`. Raises ModelError where there is none."""
 
 
@@ -40,8 +45,22 @@ def fill(model: Model, source: Weights) -> None:
                 f"{name} has the shape {tuple(found.shape)}, and {tuple(empty.shape)} by the model's sizes"
             )
         path, _, last = name.rpartition(".")
-        owner = model.get_submodule(path)
-        setattr(owner, last, Parameter(found, requires_grad=False))
+        if isinstance(found, PackedTensor):
+            _pack(model, path, found)
+        else:
+            setattr(model.get_submodule(path), last, Parameter(found, requires_grad=False))
+
+
+_LAYERS: dict[type[Module], Callable[[PackedTensor], Module]] = {
+    Linear: PackedLinear, Embedding: PackedEmbedding, Expert: PackedExpert,
+}  # fmt: skip
+
+
+def _pack(model: Model, path: str, weight: PackedTensor) -> None:
+    """Put the layer of a packed weight into a layer's place; its bias comes later."""
+    above, _, last = path.rpartition(".")
+    owner = model.get_submodule(above)
+    setattr(owner, last, _LAYERS[type(getattr(owner, last))](weight))
 
 
 def _rows(config: Config, path: str) -> tuple[int, int]:
@@ -74,26 +93,29 @@ class FolderWeights:
             raise ModelError(f"{self.folder}: there is no embed_tokens.weight")
         self.root = min(ends, key=len).removesuffix("embed_tokens.weight")
 
-    def read(self, key: str) -> Tensor:
+    def _name(self, key: str) -> str:
+        return self.root + key.removeprefix("model.") if key.startswith("model.") else key
+
+    def read(self, key: str, device: Any = None) -> Tensor:
         """Return a tensor of the files."""
-        name = self.root + key.removeprefix("model.") if key.startswith("model.") else key
+        name = self._name(key)
         if name not in self.records:
             raise ModelError(f"{self.folder}: there is no tensor {name!r}")
         record, file = self.records[name]
-        return weights.tensor_of(record, name, file, self.device, None)
+        return weights.tensor_of(record, name, file, device or self.device, None)
 
-    def weight(self, name: str, like: Tensor) -> Tensor:
+    def weight(self, name: str, like: Tensor) -> Tensor | PackedTensor:
         """Return the weight of a name."""
         _, path, kind = parts(name)
         key = self.found.weight(name, gguf=False)
         if self.found.norm_from_one and path.endswith(("norm", "after")):
             return self._typed(self.read(key).float() + 1.0)
         if self.found.fused and path in (*_TURNED, "attention.v", "mlp.gate", "mlp.up"):
-            whole = key.replace(
+            fused = key.replace(
                 path.split(".")[1] + "_proj", "qkv_proj" if "attention" in path else "gate_up_proj"
             )
             begin, end = _rows(self.config, path)
-            return self._typed(self.read(whole)[begin:end])
+            return self._typed(self.read(fused)[begin:end])
         if not path.startswith(_EXPERTS):
             return self._typed(self.read(key))
         if not self.found.stacked:
@@ -102,10 +124,29 @@ class FolderWeights:
                 [self._typed(self.read(key.replace("{e}", str(e)))) for e in range(count)]
             )
         # (experts, inputs, outputs), gates and values in turns (gpt-oss).
-        both = self.read(key.removesuffix(f".{kind}") + ("_bias" if kind == "bias" else ""))
+        whole = key.removesuffix(f".{kind}")
+        if kind == "weight" and self._name(f"{whole}_blocks") in self.records:
+            return self._mxfp4(whole, path)
+        both = self.read(whole + ("_bias" if kind == "bias" else ""))
         if not path.endswith("down"):
             both = both[..., int(path.endswith("up")) :: 2]
         return self._typed(both if kind == "bias" else both.transpose(1, 2)).contiguous()
+
+    def _mxfp4(self, key: str, path: str) -> PackedTensor:
+        """Return experts of 4 bits (OCP Microscaling Formats, 2023): here neighbours share a byte, in GGUF those
+        that are 16 apart.
+        """
+        blocks, scales = self.read(f"{key}_blocks", "cpu"), self.read(f"{key}_scales", "cpu")
+        if not path.endswith("down"):
+            first = int(path.endswith("up"))
+            blocks, scales = blocks[:, first::2], scales[:, first::2]
+        each = webtorch.stack([blocks & 15, blocks >> 4], -1).flatten(
+            -2
+        )  # (experts, rows, groups, 32)
+        data = webtorch.cat([scales.unsqueeze(-1), each[..., :16] | (each[..., 16:] << 4)], -1)
+        shape = (*scales.shape[:2], 32 * scales.shape[2])
+        made = PackedTensor(data.contiguous(), "MXFP4", shape, self.dtype)
+        return made.to(self.device) if self.device is not None else made
 
     def _typed(self, t: Tensor) -> Tensor:
         return t if self.dtype is None or not t.is_floating_point() else t.to(self.dtype)
@@ -115,19 +156,25 @@ class GGUFWeights:
     """A GGUF file."""
 
     def __init__(
-        self, config: Config, reader: GGUFReader, device: Any, dtype: DType | None
+        self,
+        config: Config,
+        reader: GGUFReader,
+        device: Any,
+        dtype: DType | None,
+        packed: bool = True,
     ) -> None:
-        """Take an open file."""
+        """Take an open file. packed: whether quantised weights stay as they are in it."""
         self.config, self.reader, self.device, self.dtype = config, reader, device, dtype
-        self.found = architecture(config)
+        self.found, self.packed = architecture(config), packed
 
-    def read(self, key: str) -> Tensor:
+    def read(self, key: str, device: Any = None) -> Tensor | PackedTensor:
         """Return a tensor of the file."""
         if key not in self.reader.entries:
             raise ModelError(f"{self.reader.file}: there is no tensor {key!r}")
-        return self.reader.tensor(key, device=self.device, dtype=self.dtype)
+        read = self.reader.packed if self.packed else self.reader.tensor
+        return read(key, device=device or self.device, dtype=self.dtype)
 
-    def weight(self, name: str, like: Tensor) -> Tensor:
+    def weight(self, name: str, like: Tensor) -> Tensor | PackedTensor:
         """Return the weight of a name."""
         number, path, kind = parts(name)
         key, here = self.found.weight(name, gguf=True), self.reader.entries
@@ -139,13 +186,46 @@ class GGUFWeights:
             return self.read(f"blk.{number}.ffn_up.{kind}")[begin:end]
         if path.startswith(_EXPERTS) and key not in here:
             # Files of the first mixtures have a tensor for each expert.
-            singles = [key.replace("_exps.", f".{e}.") for e in range(like.shape[0])]
-            return webtorch.stack([self.read(single) for single in singles])
-        out = self.read(key)
+            singles = [
+                self.read(key.replace("_exps.", f".{e}."), "cpu") for e in range(like.shape[0])
+            ]
+            return _each(singles, webtorch.stack).to(self.device)
         if self.found.permuted and path in _TURNED:
             heads = getattr(self.config, _TURNED[path])
-            out = out.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-        return out.reshape(like.shape) if path == "mlp.shared_gate" else out
+            whole = self.read(key, "cpu")
+            return _each([whole], lambda t: _unpermuted(t[0], heads)).to(self.device)
+        out = self.read(key)
+        return (
+            out.reshape(like.shape)
+            if isinstance(out, Tensor) and path == "mlp.shared_gate"
+            else out
+        )
+
+
+def _unpermuted(t: Tensor, heads: int) -> Tensor:
+    """Return rows of q or k, or their bytes, which were neighbours of pairs, half by half."""
+    return t.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _each(
+    whole: Sequence[Tensor | PackedTensor], change: Callable[[list[Tensor]], Tensor]
+) -> Tensor | PackedTensor:
+    """Return what a change of rows makes of tensors, or of the bytes of packed ones."""
+    packed = [t for t in whole if isinstance(t, PackedTensor)]
+    if len(packed) < len(whole):
+        return change([t.dequantize() if isinstance(t, PackedTensor) else t for t in whole])
+    out = change([t.bytes() for t in packed])
+    first = packed[0]
+    return PackedTensor(out, first.format, (*out.shape[:-1], first.shape[-1]), first.dtype)
+
+
+def weight_bytes(reader: GGUFReader, dtype: DType, packed: bool) -> int:
+    """Return how much memory the weights of a GGUF file take."""
+    total = 0
+    for entry in reader.entries.values():
+        stays = packed and entry.type in FORMATS
+        total += entry.end - entry.begin if stays else math.prod(entry.shape) * dtype.itemsize
+    return total
 
 
 def _written(model: Model) -> Iterator[tuple[str, Tensor]]:

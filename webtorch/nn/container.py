@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-from webtorch.nn.module import Module, typename
+from webtorch.functions.legacy import typename
+from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.tensors.tensor import Tensor
 

@@ -15,13 +15,22 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from webtorch.dispatch.call import Args, Callee, Kwargs, call
 from webtorch.errors import DeviceError
 from webtorch.functions import public as webtorch
+from webtorch.functions.legacy import typename
 from webtorch.ir.lines import user_depth
 from webtorch.nn.gradients import clear_grads
 from webtorch.nn.hook import BackwardTap, Hook, RemovableHandle, warn_of_old_hooks
 from webtorch.nn.member import public_names, register_buffer, remember
 from webtorch.nn.module_hooks import GLOBAL, add_hook, registered
 from webtorch.nn.parameter import Buffer, Parameter
-from webtorch.nn.state_dict import _IncompatibleKeys, _LoadHook, load_one, load_tree
+from webtorch.nn.state_dict import (
+    EXTRA_STATE,
+    _IncompatibleKeys,
+    _LoadHook,
+    load_one,
+    load_own,
+    load_tree,
+    save_tree,
+)
 from webtorch.nn.swapping import swap_tensors
 from webtorch.nn.switches import get_swap_module_params_on_conversion, overwrites
 from webtorch.tensors.above import ask
@@ -43,31 +52,12 @@ class _Forward(Protocol[_Given, _Result]):
         """Compute the output."""
 
 
-_EXTRA_STATE = "_extra_state"
 # The tables of hooks that a module has.
 HOOKS = (
     "_backward_pre_hooks", "_backward_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs",
     "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
 )  # fmt: skip
-
-
-_TENSOR_TYPES = {
-    "float64": "DoubleTensor", "float32": "FloatTensor", "float16": "HalfTensor",
-    "bfloat16": "BFloat16Tensor", "int64": "LongTensor", "int32": "IntTensor",
-    "int16": "ShortTensor", "int8": "CharTensor", "uint8": "ByteTensor", "bool": "BoolTensor",
-}  # fmt: skip
-
-
-def typename(value: object) -> str:
-    """Return the name that PyTorch's messages use for the type of `value`."""
-    if isinstance(value, Tensor):
-        short = str(value.dtype).rpartition(".")[2]
-        return "torch." + _TENSOR_TYPES.get(short, "Tensor")
-    kind = type(value)
-    if kind.__module__ in ("builtins", "__builtin__", ""):
-        return kind.__qualname__
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _indented(text: str, spaces: int) -> str:
@@ -346,7 +336,8 @@ class Module:
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
         """Replace every parameter, gradient and buffer by `fn` of it, keeping parameters' identity.
 
-        Optimizers hold the parameter objects, so a parameter gets new data instead of a successor.
+        Optimizers hold the parameter objects, so a parameter gets new data instead of a successor, but where it comes
+        from the device "meta", or goes there, as PyTorch's do.
         """
         bindings.modules += 1
         if recurse:
@@ -356,13 +347,6 @@ class Module:
             if param is None:
                 continue
             grad = param.grad
-            if overwrites():
-                with webtorch.no_grad():
-                    new = Parameter(fn(param), param.requires_grad)
-                    if grad is not None:
-                        new.grad = fn(grad).requires_grad_(grad.requires_grad)
-                self._parameters[name] = new
-                continue
             if get_swap_module_params_on_conversion():
                 param.grad = None
                 with webtorch.no_grad():
@@ -372,7 +356,13 @@ class Module:
                         param.grad = grad
                 continue
             with webtorch.no_grad():
-                param.data = fn(param.data)
+                value = fn(param.data)
+                if overwrites() or value.is_meta != param.is_meta:
+                    new = self._parameters[name] = Parameter(value, param.requires_grad)
+                    if grad is not None:
+                        new.grad = fn(grad).requires_grad_(grad.requires_grad)
+                    continue
+                param.data = value
                 if grad is not None:
                     grad.data = fn(grad.data)
                     param.grad = grad
@@ -772,7 +762,7 @@ class Module:
             if buffer is not None and name not in self._non_persistent_buffers_set:
                 destination[prefix + name] = buffer if keep_vars else buffer.detach()
         if type(self).get_extra_state is not Module.get_extra_state:
-            destination[prefix + _EXTRA_STATE] = self.get_extra_state()
+            destination[prefix + EXTRA_STATE] = self.get_extra_state()
 
     def state_dict(
         self,
@@ -785,39 +775,7 @@ class Module:
 
         The tensors share storage with the module; `keep_vars` keeps them attached to autograd.
         """
-        if args:
-            warnings.warn(
-                "Positional args are being deprecated, use kwargs instead. Refer to "
-                "https://pytorch.org/docs/main/generated/torch.nn.Module.html"
-                "#torch.nn.Module.state_dict for details.",
-                FutureWarning,
-                stacklevel=user_depth(),
-            )
-            destination = args[0] if destination is None else destination
-            prefix = args[1] if len(args) > 1 and prefix == "" else prefix
-            keep_vars = args[2] if len(args) > 2 and keep_vars is False else keep_vars
-        if destination is None:
-            destination = OrderedDict()
-            destination._metadata = OrderedDict()  # type: ignore[attr-defined]
-        local_metadata: dict[str, Any] = {"version": self._version}
-        if hasattr(destination, "_metadata"):
-            destination._metadata[prefix[:-1]] = local_metadata
-        for hook in self._state_dict_pre_hooks.values():
-            hook(self, prefix, keep_vars)
-        self._save_to_state_dict(destination, prefix, keep_vars)
-        for name, module in self._modules.items():
-            if module is not None:
-                module.state_dict(
-                    destination=destination, prefix=f"{prefix}{name}.", keep_vars=keep_vars
-                )
-        for hook in self._state_dict_hooks.values():
-            changed = hook(self, destination, prefix, local_metadata)
-            if changed is None:
-                continue
-            if getattr(hook, "_from_public_api", False):
-                raise RuntimeError("state_dict post-hook must return None")
-            destination = changed
-        return destination
+        return save_tree(self, args, destination, prefix, keep_vars)
 
     def _load_from_state_dict(
         self,
@@ -830,40 +788,10 @@ class Module:
         error_msgs: list[str],
     ) -> None:
         """Take this module's own entries out of `state_dict`, and note what does not fit."""
-        for hook in self._load_state_dict_pre_hooks.values():
-            hook(
-                self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys,
-                error_msgs,
-            )  # fmt: skip
-        own: dict[str, Tensor] = {k: v for k, v in self._parameters.items() if v is not None}
-        own.update(
-            (k, v)
-            for k, v in self._buffers.items()
-            if v is not None and k not in self._non_persistent_buffers_set
-        )
-        assign = local_metadata.get("assign_to_params_buffers", False)
-        for name, current in own.items():
-            key = prefix + name
-            if key in state_dict:
-                self._load_one(name, key, current, state_dict[key], assign, error_msgs)
-            elif strict:
-                missing_keys.append(key)
-        extra_key = prefix + _EXTRA_STATE
-        if type(self).set_extra_state is not Module.set_extra_state:
-            if extra_key in state_dict:
-                self.set_extra_state(state_dict[extra_key])
-            elif strict:
-                missing_keys.append(extra_key)
-        elif strict and extra_key in state_dict:
-            unexpected_keys.append(extra_key)
-        if not strict:
-            return
-        for key in state_dict:
-            if not key.startswith(prefix) or key == extra_key:
-                continue
-            first, _, rest = key[len(prefix) :].partition(".")
-            if first not in (self._modules if rest or key.endswith(".") else own):
-                unexpected_keys.append(key)
+        has_extra = type(self).set_extra_state is not Module.set_extra_state
+        load_own(
+            self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs, has_extra,
+        )  # fmt: skip
 
     def _load_one(
         self,

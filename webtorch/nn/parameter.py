@@ -11,7 +11,7 @@ from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import strided
-from webtorch.tensors.override import asks, disabled
+from webtorch.tensors.override import asks, counted, disabled
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Buffer", "Parameter", "UninitializedBuffer", "UninitializedParameter", "is_lazy"]
@@ -166,7 +166,7 @@ class _Uninitialized(Tensor):
         device = self.device if device is None else device
         dtype = self.dtype if dtype is None else dtype
         self.data = webtorch.empty(shape, device=device, dtype=dtype)
-        self.__class__ = self._becomes
+        self._living, self.__class__ = counted(self._becomes), self._becomes
 
     @property
     def shape(self) -> Any:

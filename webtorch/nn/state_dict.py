@@ -1,10 +1,10 @@
-"""What a module's state dict is loaded by: one entry, and a tree of modules. May import the tensor floor."""
+"""How a module's state dict is made and loaded: one entry, its own, a tree's. May import the tensor floor."""
 
 from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from webtorch.functions import public as webtorch
@@ -15,6 +15,8 @@ from webtorch.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from webtorch.nn.module import Module
+
+EXTRA_STATE = "_extra_state"
 
 
 class _Keys(NamedTuple):
@@ -49,6 +51,97 @@ class _LoadHook:
             self.hook(module, *args)
         else:
             self.hook(*args)
+
+
+def save_tree(
+    owner: Module,
+    args: Sequence[Any],
+    destination: dict[str, Any] | None,
+    prefix: str,
+    keep_vars: bool,
+) -> dict[str, Any]:
+    """Collect the entries of a module and of all below it, as `Module.state_dict` says."""
+    if args:
+        warnings.warn(
+            "Positional args are being deprecated, use kwargs instead. Refer to "
+            "https://pytorch.org/docs/main/generated/torch.nn.Module.html"
+            "#torch.nn.Module.state_dict for details.",
+            FutureWarning,
+            stacklevel=user_depth(),
+        )
+        destination = args[0] if destination is None else destination
+        prefix = args[1] if len(args) > 1 and prefix == "" else prefix
+        keep_vars = args[2] if len(args) > 2 and keep_vars is False else keep_vars
+    if destination is None:
+        destination = OrderedDict()
+        destination._metadata = OrderedDict()  # type: ignore[attr-defined]
+    local_metadata: dict[str, Any] = {"version": owner._version}
+    if hasattr(destination, "_metadata"):
+        destination._metadata[prefix[:-1]] = local_metadata
+    for hook in owner._state_dict_pre_hooks.values():
+        hook(owner, prefix, keep_vars)
+    owner._save_to_state_dict(destination, prefix, keep_vars)
+    for name, module in owner._modules.items():
+        if module is not None:
+            module.state_dict(
+                destination=destination, prefix=f"{prefix}{name}.", keep_vars=keep_vars
+            )
+    for hook in owner._state_dict_hooks.values():
+        changed = hook(owner, destination, prefix, local_metadata)
+        if changed is None:
+            continue
+        if getattr(hook, "_from_public_api", False):
+            raise RuntimeError("state_dict post-hook must return None")
+        destination = changed
+    return destination
+
+
+def load_own(
+    owner: Module,
+    state_dict: dict[str, Any],
+    prefix: str,
+    local_metadata: dict[str, Any],
+    strict: bool,
+    missing_keys: list[str],
+    unexpected_keys: list[str],
+    error_msgs: list[str],
+    has_extra: bool,
+) -> None:
+    """Take a module's own entries out of `state_dict`, and note what does not fit. `has_extra`: it has other state."""
+    for hook in owner._load_state_dict_pre_hooks.values():
+        hook(
+            owner, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys,
+            error_msgs,
+        )  # fmt: skip
+    own: dict[str, Tensor] = {k: v for k, v in owner._parameters.items() if v is not None}
+    own.update(
+        (k, v)
+        for k, v in owner._buffers.items()
+        if v is not None and k not in owner._non_persistent_buffers_set
+    )
+    assign = local_metadata.get("assign_to_params_buffers", False)
+    for name, current in own.items():
+        key = prefix + name
+        if key in state_dict:
+            owner._load_one(name, key, current, state_dict[key], assign, error_msgs)
+        elif strict:
+            missing_keys.append(key)
+    extra_key = prefix + EXTRA_STATE
+    if has_extra:
+        if extra_key in state_dict:
+            owner.set_extra_state(state_dict[extra_key])
+        elif strict:
+            missing_keys.append(extra_key)
+    elif strict and extra_key in state_dict:
+        unexpected_keys.append(extra_key)
+    if not strict:
+        return
+    for key in state_dict:
+        if not key.startswith(prefix) or key == extra_key:
+            continue
+        first, _, rest = key[len(prefix) :].partition(".")
+        if first not in (owner._modules if rest or key.endswith(".") else own):
+            unexpected_keys.append(key)
 
 
 def load_one(

@@ -51,7 +51,8 @@ def _half_to_bits(x: Expr) -> Expr:
     return found | (ex.shr(bits, 16) & _word_const(0x8000))
 
 
-def _half_from_bits(word: Expr) -> Expr:
+def half_from_bits(word: Expr) -> Expr:
+    """Return, as float32, the number that the lower 16 bits of a word are as float16."""
     magnitude = word & _word_const(0x7FFF)
     small = ex.bitcast(ex.cast(magnitude, float32) * 2.0**-24, uint32)
     normal = ex.shl(magnitude, 13) + _word_const(112 << 23)
@@ -83,7 +84,7 @@ def _from_word(word: Expr, dtype: DType) -> Expr:
     if dtype is float64:
         return ex.bitcast(word, float64)
     if dtype is float16:
-        return _half_from_bits(word)
+        return half_from_bits(word)
     if dtype is bfloat16:
         return ex.bitcast(ex.shl(word, 16), float32)
     if dtype is float32 or dtype is int32:

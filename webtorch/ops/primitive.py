@@ -224,9 +224,10 @@ def formula(
     shape: Shape,
     dtype: DType,
     device: DeviceLike = None,
+    compute: DType | None = None,
 ) -> Tensor:
-    """An entry applied to the flat position (an int32) and to real tensors of `shape`. Not
-    differentiable.
+    """An entry applied to the flat position (an int32) and to real tensors of `shape`, which it is given
+    in the type `compute` (that of the result if None). Not differentiable.
     """
 
 

@@ -29,6 +29,7 @@ class Adagrad(Optimizer):
         "state_sums": "sum",
         "state_steps": "step",
     }
+    _beginnings: ClassVar[dict[str, float | str]] = {"sum": "initial_accumulator_value"}
     _takes_sparse: ClassVar[bool] = True
     _tells: ClassVar[tuple[str, ...]] = ("sparse", "complex")
 

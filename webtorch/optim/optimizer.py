@@ -22,10 +22,10 @@ from weakref import WeakKeyDictionary
 from webtorch.dispatch.call import Callee, enter
 from webtorch.errors import CHECKS
 from webtorch.functions import public as webtorch
+from webtorch.functions.legacy import typename
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.gradients import clear_grads
 from webtorch.nn.hook import Hook, RemovableHandle
-from webtorch.nn.module import typename
 from webtorch.optim.states import StateDict, States, plain_of, values_of
 from webtorch.runtime.interrupt import whole
 from webtorch.tensors.autocast import forget_written

@@ -24,6 +24,7 @@ def _telling(cls: type[dict[Any, Any]], name: str) -> Callable[..., Any]:
     method = getattr(cls, name)
 
     def tell(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Change the dict, whose values are not known any more."""
         self.cell[0] = None
         return method(self, *args, **kwargs)
 

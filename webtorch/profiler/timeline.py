@@ -341,7 +341,7 @@ class profile:
                 needs, of = cost(routine), parts[timing.step]
                 self.events.append(
                     Event(
-                        timing.name, kind_of(routine), step.line, run.device,
+                        timing.name, kind_of(routine), run.line(step), run.device,
                         timing.start + shift, timing.end + shift, needs.nbytes // of,
                         needs.flops // of, routine.buffers[-1].dtype, number, numbers[key],
                     )

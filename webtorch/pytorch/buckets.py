@@ -7,6 +7,7 @@ What lies as they did is taken apart by one call as well, for the first copy of 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
@@ -31,6 +32,7 @@ from webtorch.pytorch.device import (
     memory_of,
     offset_of,
     runtime,
+    tensor_on,
 )
 from webtorch.pytorch.known import Key, Kinds, Plan, alone
 from webtorch.tensors.modes import transforms
@@ -46,7 +48,7 @@ _joins, _splits = Kinds(), Kinds()
 class Bucket(Memory):
     """Memory whose parts are written one by one, and read as a whole."""
 
-    __slots__ = ("factor", "given", "left", "parts", "shapes", "whole")
+    __slots__ = ("factor", "given", "left", "parts", "shapes", "taken", "whole")
 
     def __init__(self, memory: Memory) -> None:
         # What is to be written: where, its shape and value, and a storage so that this is computed with others.
@@ -54,10 +56,12 @@ class Bucket(Memory):
         self.factor = 1.0
         # Shapes by where they begin, once they have been all of the memory.
         self.shapes: dict[int, Shape] = {}
-        # Parts that nobody has taken, of this value, and where those begin that are not made yet.
+        # Parts that nobody has taken, of this value, and where those begin that are not made yet; and others, as long
+        # as somebody computes with them.
         self.whole: Node | None = None
         self.left: set[int] = set()
         self.parts: dict[int, Node] = {}
+        self.taken: dict[int, weakref.ref[Node]] = {}
         super().__init__(memory.nbytes, memory.dtype, memory.storage)
 
     @property
@@ -102,13 +106,13 @@ class Bucket(Memory):
             storage.replace(node)
 
     def take(self, start: int, shape: Shape) -> Node | None:
-        """Return a part that nobody has taken, where the memory has such parts."""
+        """Return a part, where the memory has such parts, unless it has been taken and nobody holds it any more."""
         storage = self.storage
         if storage is None or self.shapes.get(start) != shape or not _is_calm():
             return None
         whole = storage.node
         if self.whole is not whole:
-            self.whole, self.parts = whole, {}
+            self.whole, self.parts, self.taken = whole, {}, {}
             self.left = set(self.shapes)
         if start in self.left:
             starts = list(self.shapes)
@@ -117,7 +121,12 @@ class Bucket(Memory):
             self.left.difference_update(some)
             found = _split(storage, some[0], tuple([self.shapes[n] for n in some]))
             self.parts.update(zip(some, found, strict=True))
-        return self.parts.pop(start, None)
+        part = self.parts.pop(start, None)
+        if part is not None:
+            self.taken[start] = weakref.ref(part)
+            return part
+        taken = self.taken.get(start)
+        return None if taken is None else taken()
 
 
 def _is_calm() -> bool:
@@ -260,6 +269,26 @@ def _held(x: torch.Tensor) -> Storage | None:
     whole = found is not None and found.elements == x.numel() and x.is_contiguous()
     same = whole and found.dtype is TO_WEBTORCH.get(x.dtype)
     return found if same else None
+
+
+def apart(tensors: Any) -> Any:
+    """Return a list's parts of buckets as tensors with memory of their own, to be read; all others as they are."""
+    if not tensors or type(tensors[0]) is not torch.Tensor or _part(tensors[0]) is None:
+        return tensors
+    return [x if (found := _part(x)) is None else found for x in tensors]
+
+
+def _part(x: torch.Tensor) -> torch.Tensor | None:
+    carried: Any = _find(x)
+    bucket = getattr(carried, "_webgpu", None)
+    if type(bucket) is not Bucket or not x.is_contiguous():
+        return None
+    shape = tuple(x.shape)
+    part = bucket.take(offset_of(x), shape)
+    if part is None:
+        return None
+    inner = Storage.waiting(part, runtime(), numel(shape))
+    return tensor_on(inner, x.dtype, shape, x.stride(), 0)
 
 
 def give(src: torch.Tensor, dst: torch.Tensor) -> bool:

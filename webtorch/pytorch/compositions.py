@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from webtorch.pytorch.device import resize_to
 from webtorch.pytorch.kernels import Kernel, composed, own
+from webtorch.pytorch.resizing import resize_to
 
 
 @own("_native_multi_head_attention")

@@ -26,6 +26,7 @@ from webtorch.errors import DTypeError
 from webtorch.functions.random import Generator, default_generator
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
+from webtorch.ir.garbage import collect_seldom
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import pass_over, user_depth
 from webtorch.ir.view import (
@@ -90,6 +91,10 @@ class _Open:
     runtime: Runtime | None = None
     # The CPU engine, once there has been a tensor of a type that WebGPU lacks.
     host: Runtime | None = None
+    # Whether somebody has waited for tensors of other processes since an optimizer's last step.
+    received = False
+    # Whether somebody had, when the last step ended: then gradients are those of several processes.
+    parallel = False
 
 
 opened = _Open()
@@ -105,8 +110,9 @@ def runtime() -> Runtime:
         # Memory may die anywhere, in functions that Dynamo traces too.
         buffer = opened.runtime.backend.allocate(dtypes.float32, 1)
         hide(getattr(type(buffer), "__del__", None))
+        collect_seldom()
         interrupt.install()
-        hooks.install()
+        hooks.install(begin_backward)
         register_optimizer_step_post_hook(hide(_after_step))
         profiler.install(flush)
         generator()
@@ -159,11 +165,22 @@ def flush() -> None:
             opened.host.flush()
 
 
+def begin_backward() -> None:
+    """Compute an optimizer's step that has waited for other processes, with the forward pass after it: the device has
+    nothing else to do by now.
+    """
+    if opened.parallel:
+        flush()
+
+
 def _after_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     """Compute what is pending at the end of an optimizer's step: then every step of a training loop is one program.
-    Where the gradients have not come from other processes, the next forward pass is recorded meanwhile.
+    Where gradients come from other processes, the next forward pass is recorded meanwhile, whether they are there or
+    not: programs do not depend on times.
     """
-    if opened.runtime is not None and opened.runtime.reads_arriving:
+    received, opened.received = opened.received, False
+    opened.parallel = received
+    if received or (opened.runtime is not None and opened.runtime.reads_arriving):
         return
     try:
         flush()
@@ -415,13 +432,13 @@ def flat(storage: Storage) -> Tensor:
 _addresses = itertools.count(1 << 32, 1 << 32)
 # PyTorch's storages that Python makes have no allocator and cannot grow by themselves: they take another's memory
 # (from PyTorch 2.13 on).
-_swap = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
+swap = getattr(torch.UntypedStorage, "_swap_data_ptr_", None)
 _construct: Callable[..., Any] = torch._C._construct_storage_from_data_pointer
 _create = torch._C._acc.create_empty_tensor
 _address_of, _length_of = torch.UntypedStorage.data_ptr, torch.UntypedStorage.nbytes
 _storage_of: Callable[[torch.Tensor], Any] = torch._C.TensorBase.untyped_storage
 # The operator itself, without the wrapper that every call of `redispatch` would go through.
-_set = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
+set_memory = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 
 
 # The words that every storage of PyTorch's begins with: a table of methods, counts, what it points to, how long it is.
@@ -453,7 +470,7 @@ def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[torch.UntypedS
 
 def memory_of(x: torch.Tensor) -> Memory:
     """Return the memory behind a tensor on the device."""
-    return _memory_of_storage(x.untyped_storage())
+    return memory_of_storage(x.untyped_storage())
 
 
 def check_device(device: torch.device | None) -> None:
@@ -476,54 +493,8 @@ def untyped_storage(size: int | Iterable[int] = 0, *, device: torch.device) -> t
     return storage
 
 
-def resize_storage(storage: torch.UntypedStorage, nbytes: int) -> torch.UntypedStorage:
-    """`torch.UntypedStorage.resize_`: all tensors that share the storage see it; the bytes that fit are kept.
-
-    Raises NotImplementedError with a PyTorch that cannot exchange what storages hold.
-    """
-    if nbytes < 0:
-        raise RuntimeError(f"resize_: the size must not be negative, got {nbytes} bytes")
-    old = storage.nbytes()
-    if nbytes == old:
-        return storage
-    if _swap is None:
-        raise NotImplementedError(
-            f"webgpu: storages cannot be resized with PyTorch {torch.__version__}: it takes 2.13"
-        )
-    taken, memory = _resized(_memory_of_storage(storage), nbytes)
-    changes.count += 1
-    # PyTorch exchanges storages of different sizes only where one is empty.
-    if old and nbytes:
-        _swap(storage, new_storage(0)[0])
-    _swap(storage, taken)
-    carrier: Any = storage
-    carrier._webgpu = memory
-    return storage
-
-
-def _resized(memory: Memory, nbytes: int) -> tuple[torch.UntypedStorage, Memory]:
-    """Return a new storage of another size with as much of the contents as fits, and zeros."""
-    storage, new = new_storage(nbytes, memory.dtype)
-    new.is_cut = memory.is_cut or nbytes < memory.nbytes
-    if memory.laid is not None:
-        memory.turn()
-    held = memory.storage
-    if memory.is_new or not memory.nbytes or not nbytes:
-        return storage, new
-    if held is None or nbytes % held.dtype.itemsize:
-        contents = bytes(memory.contents())[:nbytes]
-        new.raw = contents + bytes(nbytes - len(contents))
-        return storage, new
-    kept, count = flat(held), nbytes // held.dtype.itemsize
-    if count > held.elements:
-        kept = primitive.pad_with(kept, (0,), (count - held.elements,), 0)
-    else:
-        kept = primitive.copy(primitive.as_view(kept, (count,), (1,), 0))
-    new.adopt(kept._storage)
-    return storage, new
-
-
-def _memory_of_storage(storage: object) -> Memory:
+def memory_of_storage(storage: object) -> Memory:
+    """Return the memory of a PyTorch storage."""
     found = getattr(storage, "_webgpu", None)
     return found if type(found) is Memory else _made_memory(storage)
 
@@ -611,7 +582,7 @@ class Blank:
         # Taking memory over costs a third of `set_`, which goes through PyTorch's dispatcher.
         # PyTorch gives an empty tensor that it makes so other strides than elsewhere.
         rows = strides == contiguous_strides(size) and 0 not in size
-        fits = _swap is not None or _words_of_storages() is not None
+        fits = swap is not None or _words_of_storages() is not None
         self.is_plain = fits and not offset and rows
 
     def tensor(self, inner: Storage | None = None) -> torch.Tensor:
@@ -628,8 +599,8 @@ class Blank:
         if self.is_plain:
             x = _create(self.size, self.dtype)
             storage = _storage_of(x)
-            if _swap is not None:
-                _swap(storage, _construct(next(_addresses), DEVICE, self.nbytes))
+            if swap is not None:
+                swap(storage, _construct(next(_addresses), DEVICE, self.nbytes))
             else:
                 address, length = _words_of_storages()  # type: ignore[misc]
                 words = _Words.from_address(storage._cdata)
@@ -637,7 +608,7 @@ class Blank:
         else:
             storage = _construct(next(_addresses), DEVICE, self.nbytes)
             x = _create((0,), self.dtype)
-            _set(CPU, x, storage, self.offset, self.size, self.strides)
+            set_memory(CPU, x, storage, self.offset, self.size, self.strides)
         storage._webgpu = home
         return x
 
@@ -680,10 +651,10 @@ def wrap_memory(x: torch.Tensor, memory: Memory) -> Tensor:
 
 def reach(x: torch.Tensor) -> int:
     """Return how many bytes a tensor reaches from where it begins."""
-    return _reach(x.shape, x.stride(), 0) * x.element_size()
+    return reach_of(x.shape, x.stride(), 0) * x.element_size()
 
 
-def _reach(size: Sequence[int], stride: Sequence[int], offset: int) -> int:
+def reach_of(size: Sequence[int], stride: Sequence[int], offset: int) -> int:
     """Return how many elements of its memory a tensor reaches."""
     if 0 in size:
         return 0
@@ -692,7 +663,7 @@ def _reach(size: Sequence[int], stride: Sequence[int], offset: int) -> int:
 
 def _check_reach(x: torch.Tensor, memory: Memory) -> None:
     """Raise RuntimeError for a tensor that reaches beyond the end of its memory."""
-    need = _reach(x.shape, x.stride(), offset_of(x)) * x.element_size()
+    need = reach_of(x.shape, x.stride(), offset_of(x)) * x.element_size()
     if need > memory.nbytes:
         raise RuntimeError(
             f"webgpu: a tensor of shape {tuple(x.shape)} and type {x.dtype} on '{x.device}' needs a storage of {need} "
@@ -870,9 +841,6 @@ def refuse_overlap(x: torch.Tensor, out: torch.Tensor, whole: bool = True) -> No
         raise RuntimeError(OVERWRITTEN)
 
 
-# ---- copies -------------------------------------------------------------------------------------
-
-
 # ---- geometry -----------------------------------------------------------------------------------
 
 
@@ -894,7 +862,7 @@ def empty(
         check_layout(layout)
         blank = _kept(key, _blank(key[0], strides_in(key[0], memory_format), dtype))
     out = blank.tensor()
-    return _fill_empty(out) if _fills_empty() else out
+    return fill_empty(out) if fills_empty() else out
 
 
 def strides_in(size: tuple[int, ...], memory_format: torch.memory_format | None) -> tuple[int, ...]:
@@ -920,7 +888,7 @@ def empty_strided(
     check_device(device)
     check_layout(layout)
     out = allocate(size, stride, dtype or torch.get_default_dtype())
-    return _fill_empty(out) if _fills_empty() else out
+    return fill_empty(out) if fills_empty() else out
 
 
 def check_layout(layout: torch.layout | None) -> None:
@@ -931,79 +899,19 @@ def check_layout(layout: torch.layout | None) -> None:
         )
 
 
-def resize_(
-    x: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None
-) -> torch.Tensor:
-    """`aten::resize_`. Memory grows for all tensors that share it."""
-    if memory_format is torch.preserve_format:
-        raise RuntimeError(f"Unsupported memory format {memory_format}")
-    if memory_format is None and tuple(x.shape) == tuple(size):
-        return x
-    strides = strides_in(tuple(size), memory_format)
-    storage, offset, width = x.untyped_storage(), offset_of(x), x.element_size()
-    had, need = storage.nbytes(), (offset + numel(tuple(size))) * width
-    if need > had:
-        # Older versions of PyTorch: other views of the tensor keep the old memory.
-        storage = resize_storage(storage, need) if _swap else _resized(memory_of(x), need)[0]
-    _set(CPU, x, storage, offset, size, strides)
-    if need > had and _fills_empty():
-        grown = torch.empty(0, dtype=x.dtype, device=DEVICE)
-        _set(CPU, grown, storage, had // width, ((need - had) // width,), (1,))
-        _fill_empty(grown)
-    return x
-
-
-def set_(
-    x: torch.Tensor,
-    source: torch.UntypedStorage,
-    offset: int,
-    size: Sequence[int],
-    stride: Sequence[int] = (),
-) -> torch.Tensor:
-    """`aten::set_`: the storage grows to what the geometry reaches."""
-    stride = tuple(stride) or contiguous_strides(tuple(size))
-    if min(stride, default=0) >= 0 and min(size, default=0) >= 0 <= offset:
-        need = _reach(size, stride, offset) * x.element_size()
-        if need > source.nbytes():
-            resize_storage(source, need)
-    _set(CPU, x, source, offset, size, stride)
-    return x
-
-
 _is_deterministic = torch._C._get_deterministic_algorithms
 
 
-def _fills_empty() -> bool:
+def fills_empty() -> bool:
     """Whether memory that nothing has been written to is to be filled with NaN or the largest number."""
     return _is_deterministic() and torch._C._get_deterministic_fill_uninitialized_memory()
 
 
-def _fill_empty(x: torch.Tensor) -> torch.Tensor:
+def fill_empty(x: torch.Tensor) -> torch.Tensor:
+    """Fill it so."""
     if x.is_floating_point() or x.is_complex():
         return x.fill_(float("nan"))
     return x.fill_(True if x.dtype is torch.bool else torch.iinfo(x.dtype).max)
-
-
-def resize_to(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int] | None = None) -> None:
-    """Give the `out=` argument of an operator its shape, and strides without gaps if these are not row-major."""
-    if tuple(x.shape) != tuple(shape):
-        if x.numel():
-            warnings.warn(
-                f"An output with one or more elements was resized since it had shape "
-                f"{list(x.shape)}, which does not match the required "
-                f"output shape {list(shape)}.",
-                UserWarning,
-                stacklevel=user_depth(),
-            )
-        resize_(x, shape)
-        if strides is not None:
-            _set(CPU, x, x.untyped_storage(), offset_of(x), shape, strides)
-
-
-def set_to_nothing(x: torch.Tensor) -> torch.Tensor:
-    """`aten::set_`: an empty tensor."""
-    _set(CPU, x, new_storage(0, HELD[x.dtype])[0], 0, (0,), (1,))
-    return x
 
 
 def here(kind: DType = dtypes.float32) -> Device:

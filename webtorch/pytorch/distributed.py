@@ -25,15 +25,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves, tree_map
 
-from webtorch.distributed.shared import (
-    LEAST,
-    MOST,
-    TYPES,
-    Exchange,
-    Recipe,
-    Turn,
-    recipe_for,
-)
+from webtorch.distributed.shared import Exchange, Recipe, Turn, recipe_for
 from webtorch.functions.joining import cat
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
@@ -54,6 +46,7 @@ from webtorch.pytorch.device import (
     is_whole,
     lie,
     made_of,
+    opened,
     runtime,
     store,
     wrap,
@@ -285,23 +278,19 @@ class _Call:
 
     def _recipe(self) -> Recipe | None:
         """Return what the result is computed by from memory that all ranks share, if it can be: all find the same."""
-        root = self.args.get("root_rank", 0)
-        found = recipe_for(self.operator.name, self.reduction, root)
         given = tree_leaves([self.args[name] for name in self.operator.reads])
         written = self.written()
-        if found is None or len(given) != 1 or len(written) != 1:
+        if len(given) != 1 or len(written) != 1:
             return None
-        parts = self.lane.size if self.operator.name.endswith("_base_") else 1
-        if given[0].numel() * parts not in (written[0].numel(), parts * parts * written[0].numel()):
+        x, parts = given[0], self.lane.size if self.operator.name.endswith("_base_") else 1
+        dtype = TO_WEBTORCH.get(x.dtype)
+        if x.layout is not torch.strided or x.device.type != NAME or dtype is None:
+            return None
+        if x.numel() * parts not in (written[0].numel(), parts * parts * written[0].numel()):
             # Gloo says what is wrong.
             return None
-        size = given[0].numel() * given[0].element_size()
-        dense = given[0].layout is torch.strided and given[0].device.type == NAME
-        return (
-            found
-            if dense and TO_WEBTORCH.get(given[0].dtype) in TYPES and LEAST <= size <= MOST
-            else None
-        )
+        root = self.args.get("root_rank", 0)
+        return recipe_for(self.operator.name, self.reduction, root, dtype, x.numel())
 
     def _begin(self, x: torch.Tensor) -> Callable[[], torch.Tensor]:
         """Submit what a tensor waits for, and begin to read it, unless it may not be read here."""
@@ -397,7 +386,9 @@ class _Call:
         shared = None if self.recipe is None else self.lane.exchange(group)
         if shared is not None:
             (x,) = tree_leaves([self.args[name] for name in self.operator.reads])
-            self.turn, work = shared.put(self.given, TO_WEBTORCH[x.dtype], x.numel())
+            with torch.profiler.record_function(f"shared memory:{self.operator.name.strip('_')}"):
+                recipe = self.recipe if self.writes else None
+                self.turn, work = shared.begin(self.given, recipe, TO_WEBTORCH[x.dtype], x.numel())
             return [work], host
 
         def stand_in(x: torch.Tensor) -> torch.Tensor:
@@ -447,13 +438,8 @@ class _Call:
 
     def _take(self) -> Buffer | None:
         """Return the result, where it is computed from shared memory."""
-        if self.turn is None:
-            return None
-        (x,) = tree_leaves([self.args[name] for name in self.operator.reads])
-        recipe = self.recipe if self.writes else None
         shared = self.lane.shared
-        assert shared is not None
-        return shared.take(self.turn, recipe, TO_WEBTORCH[x.dtype], x.numel())
+        return None if self.turn is None or shared is None else shared.take(self.turn)
 
 
 def _parts(x: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -536,7 +522,7 @@ class _Work(c10d.Work):
 
     def _comes_later(self) -> list[torch.Tensor] | None:
         """Return what is written, if it is not there and may come later: what reads it waits. Profiles end with it."""
-        call = self._call
+        call, opened.received = self._call, True
         if torch.autograd._profiler_enabled():
             return None
         return call.written() if call is not None and call.expect() else None

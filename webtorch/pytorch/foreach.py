@@ -17,6 +17,7 @@ from torch._ops import OpOverload
 from webtorch.aten.table import FUNCTIONS, Function
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
+from webtorch.pytorch.buckets import apart
 from webtorch.pytorch.device import Lain, is_whole, lie, made_of, on_device, store, wrap
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.kernels import dispatched, is_free, overloads
@@ -106,11 +107,12 @@ def _kernel(
             or (overload == "Tensor" and rest[0].dim())
         ):
             return usual(first, *rest, **kwargs)
-        columns = [x if isinstance(x, _LISTS) else repeat(x) for x in rest]
+        columns = [apart(x) if isinstance(x, _LISTS) else repeat(x) for x in rest]
         factors: Any = columns.pop() if factored and len(columns) == 3 else None
         line = user_line()
         results = []
-        for number, row in enumerate(zip(first, *columns, strict=False)):
+        heads = first if inplace else apart(first)
+        for number, row in enumerate(zip(heads, *columns, strict=False)):
             options = kwargs
             if factors is not None:
                 options = {

@@ -97,5 +97,5 @@ def torch_tensor(
         out = like.detach()
     else:
         out = bridge._create((0,), form.dtype)
-    bridge._set(bridge.CPU, out, holder, form.offset, form.shape, form.strides)
+    bridge.set_memory(bridge.CPU, out, holder, form.offset, form.shape, form.strides)
     return out

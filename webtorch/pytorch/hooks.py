@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -78,6 +79,17 @@ _descend_in_c = functools.partial(_descend)
 _LEVELS = 12
 
 
+class _Started:
+    """What is called where a backward pass begins."""
+
+    @staticmethod
+    def call() -> None:
+        """Do nothing yet."""
+
+
+started = _Started()
+
+
 class _Engine(torch._C._ImperativeEngine):
     """PyTorch's autograd engine, whose backward passes survive what hooks raise."""
 
@@ -87,6 +99,7 @@ class _Engine(torch._C._ImperativeEngine):
     def run_backward(self, *args: object, **kwargs: object) -> Any:
         """Run a backward pass. Raises what a hook raised."""
         _descend(_LEVELS)
+        started.call()
         asked = state["guard"]
         taken = _taken.errors
         before = len(taken)
@@ -113,12 +126,14 @@ class _Plain(torch._C._ImperativeEngine):
 
     def run_backward(self, *args: object, **kwargs: object) -> Any:
         """Run a backward pass."""
+        started.call()
         _taken.errors  # noqa: B018  (the first time in a thread)
         return super().run_backward(*args, **kwargs)
 
 
-def install() -> None:
-    """Let backward passes survive what hooks raise, in the thread that calls."""
+def install(begin: Callable[[], None]) -> None:
+    """Let backward passes survive what hooks raise, in the thread that calls; `begin` is called before each."""
+    started.call = begin  # type: ignore[method-assign]
     kind = _Plain if guard.install() else _Engine
     hide(kind.run_backward)
     torch.autograd.Variable._execution_engine = kind()

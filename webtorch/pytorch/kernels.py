@@ -35,13 +35,13 @@ from webtorch.pytorch.device import (
     lie,
     made_of,
     refuse_overlap,
-    resize_to,
     store,
     webtorch_dtype,
     wrap,
 )
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.known import Kinds, Plan
+from webtorch.pytorch.resizing import resize_to
 from webtorch.pytorch.wide import placed
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor

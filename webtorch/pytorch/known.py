@@ -25,7 +25,6 @@ from webtorch.pytorch.device import (
     TO_WEBTORCH,
     Blank,
     Lain,
-    Memory,
     offset_of,
     opened,
     reach,
@@ -44,6 +43,8 @@ _LONGEST = 128
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _LISTS = frozenset((tuple, list, torch.Size))
 _NUMBERS = frozenset((bool, int))
+# The types in a list of sizes or the like.
+_WHOLE = {int}
 _OTHERS = frozenset((
     type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format,
 ))  # fmt: skip
@@ -530,16 +531,6 @@ def tensor_of(x: object) -> Any:
     return x.tensor if type(x) is Lain else x
 
 
-def _held(memory: Memory, parts: list[object]) -> Storage | None:
-    """Return the storage with the values, and add to `parts` how they lie there; None where that is not all."""
-    if memory.is_cut:
-        return None
-    if memory.storage is None and memory.laid is not None:
-        parts.append(memory.laid.groups)
-        return memory.laid.storage
-    return memory.storage
-
-
 def _kinds(
     values: Sequence[Any],
     parts: list[Any],
@@ -552,8 +543,17 @@ def _kinds(
         kind = type(x)
         if kind is _Tensor or kind is _Parameter:
             storage = _find(x)._webgpu
-            if type(storage) is not Storage and (storage := _held(storage, parts)) is None:
-                return False
+            if type(storage) is not Storage:
+                memory = storage
+                if memory.is_cut:
+                    return False
+                storage = memory.storage
+                if storage is None:
+                    if memory.laid is None:
+                        return False
+                    # How the values lie there.
+                    parts.append(memory.laid.groups)
+                    storage = memory.laid.storage
             node = storage.node
             dtype, place = node.dtype, node.kind
             if free is not None and dtype not in _FLOATS:
@@ -574,9 +574,14 @@ def _kinds(
         elif kind in _OTHERS:
             parts.append(x)
         elif kind in _LISTS:
-            parts += (kind, len(x))
             # Long lists are data.
-            if len(x) > _LONGEST or not _kinds(x, parts, nodes, tensors, free):
+            if len(x) > _LONGEST:
+                return False
+            if {*map(type, x)} == _WHOLE:
+                parts.append(tuple(x))
+                continue
+            parts += (kind, len(x))
+            if not _kinds(x, parts, nodes, tensors, free):
                 return False
         else:
             return False

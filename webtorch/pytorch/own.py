@@ -19,7 +19,7 @@ from webtorch.ops.layout import of_first
 from webtorch.ops.primitive import fill, iota
 from webtorch.ops.purity import warn
 from webtorch.ops.record import TABLE
-from webtorch.pytorch import device
+from webtorch.pytorch import resizing
 from webtorch.pytorch.buckets import gather
 from webtorch.pytorch.copying import copy_from, item, to_copy
 from webtorch.pytorch.device import (
@@ -31,7 +31,6 @@ from webtorch.pytorch.device import (
     made_of,
     new_tensor,
     on_device,
-    resize_to,
     store,
     webtorch_dtype,
     wrap,
@@ -48,15 +47,16 @@ from webtorch.pytorch.kernels import (
 )
 from webtorch.pytorch.known import Kinds, Plan
 from webtorch.pytorch.random import dropped, random_numbers, source, uniform_like
+from webtorch.pytorch.resizing import resize_to
 from webtorch.pytorch.wide import placed
 from webtorch.tensors.tensor import Tensor
 
-own("set_")(device.set_to_nothing)
-own("set_.source_Storage_storage_offset")(device.set_)
+own("set_")(resizing.set_to_nothing)
+own("set_.source_Storage_storage_offset")(resizing.set_)
 own("set_.source_Storage")(
-    lambda x, source: device.set_(x, source, 0, (source.nbytes() // x.element_size(),))
+    lambda x, source: resizing.set_(x, source, 0, (source.nbytes() // x.element_size(),))
 )
-own("resize_")(device.resize_)
+own("resize_")(resizing.resize_)
 own("_copy_from")(copy_from)
 own("_to_copy")(to_copy)
 own("_local_scalar_dense")(item)
@@ -345,7 +345,7 @@ def _linspace(
 def _spaced(out: torch.Tensor, result: Tensor) -> torch.Tensor:
     """Put a row of numbers into `out`, which keeps its shape where it has as many elements."""
     if out.numel() != result.numel():
-        device.resize_(out, result._shape)
+        resizing.resize_(out, result._shape)
     store(out, result.reshape(tuple(out.shape)), fresh=True)
     return out
 
@@ -368,7 +368,7 @@ def _logspace(
 def _eye(n: int, m: int | None = None, *, out: torch.Tensor) -> torch.Tensor:
     kind = webtorch_dtype(out.dtype)
     result = op.eye(n, n if m is None else m, dtype=kind, device=here(kind))
-    device.resize_(out, result._shape)
+    resizing.resize_(out, result._shape)
     store(out, result, fresh=True)
     return out
 
@@ -385,7 +385,7 @@ def _randperm(
     ):
         raise RuntimeError(f"n is too large for result tensor type: '{out.dtype}'")
     result = op.randperm(n, generator=source(generator, where), dtype=kind, device=where)
-    device.resize_(out, result._shape)
+    resizing.resize_(out, result._shape)
     store(out, result, fresh=True)
     return out
 

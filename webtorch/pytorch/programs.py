@@ -53,6 +53,7 @@ from webtorch.pytorch.symbols import Sizes
 from webtorch.pytorch.values import NUMBERS, Again, Arguments, Evaluates, Fresh, Itself, OfInput
 from webtorch.runtime.compilations import Input, nearest, told
 from webtorch.runtime.trace import debug_level
+from webtorch.runtime.watch import watch
 from webtorch.tensors.host import host_scalar
 from webtorch.tensors.storage import Kept, Storage, writes
 from webtorch.tensors.tensor import Tensor
@@ -674,6 +675,8 @@ class Programs:
         for i in self.free:
             ready.live[f"n{i}"] = args[i]
         numbers = read_arguments(captured)[0] if ready.reads else captured.args
+        if watch.listener is not None:
+            watch.lines = [n.line for n in captured.graph.nodes]
         outputs = captured.executable.run(buffers, numbers)
         moved: dict[Storage, Storage] = {s: storages[n] for s, n in ready.written.items()}
         return outputs, settle(captured, outputs, moved)

@@ -85,7 +85,8 @@ class Ahead:
         waited = self.backend.waited
         if waited != self._waited:
             self._waited = waited
-            if self._count >= _MUCH:
+            # Who waits after so many calls seldom waits.
+            if _MUCH <= self._count < _FAR:
                 self._turn(self.counters.misses)
             self._count = 0
         elif self._count >= _FAR:

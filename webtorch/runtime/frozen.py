@@ -155,38 +155,28 @@ def glance(owners: Sequence[Value], most: float = math.inf) -> Glance | None:
     """Look at a pending graph as it stands, with its calls not taken apart: a fraction of the nodes that `freeze` goes
     through. None if there are more than `most`.
     """
+    # Nodes are numbered as they are met, before their sources are looked at, and data from -1 on downwards.
     number: dict[Node, int] = {}
     inputs: list[Node] = []
     args: list[Scalar] = []
     places: dict[Node, int] = {}
-    # The numbers of a node's sources precede it.
+    # What is said of a node is followed by the numbers of its sources.
     parts: list[Any] = []
     writes = False
     for owner in owners:
-        stack = [owner.node]
+        node = owner.node
+        if node in number:
+            continue
+        if node.kind == "buffer":
+            number[node] = ~len(inputs)
+            inputs.append(node)
+            parts += (node.dtype, node.shape)
+            continue
+        number[node] = len(number)
+        stack = [node]
         while stack:
-            node = stack[-1]
-            if node in number:
-                stack.pop()
-                continue
-            first = len(parts)
-            for s in node.srcs:
-                n = number.get(s)
-                if n is None:
-                    if s.kind != "buffer":
-                        stack.append(s)
-                        continue
-                    n = number[s] = len(number)
-                    inputs.append(s)
-                parts.append(n)
-            if stack[-1] is not node:
-                del parts[first:]
-                if len(stack) > most:
-                    return None
-                continue
-            stack.pop()
-            number[node] = len(number)
-            form, scalars = node.form, node.scalars
+            node = stack.pop()
+            form, scalars, srcs = node.form, node.scalars, node.srcs
             if form is not None:
                 # It stands for all but the sources, the numbers, and which result of a call this is.
                 parts.append(form)
@@ -194,30 +184,36 @@ def glance(owners: Sequence[Value], most: float = math.inf) -> Glance | None:
                 if node.kind == "call":
                     parts.append(node.attrs[1])
                     writes = writes or node.attrs[0].writes
-            elif node.kind == "buffer":
-                inputs.append(node)
-                parts += (node.dtype, node.shape)
-                continue
             else:
                 kind = node.kind
                 parts += (kind, node.attrs, node.shape, node.dtype)
-                for s in node.srcs:
+                for s in srcs:
                     parts += (s.dtype, s.shape)
                 picks = kind == "take" or kind == "scatter"
                 writes = writes or kind == "update"
+            for s in srcs:
+                n = number.get(s)
+                if n is None:
+                    if s.kind == "buffer":
+                        n = number[s] = ~len(inputs)
+                        inputs.append(s)
+                    else:
+                        n = number[s] = len(number)
+                        stack.append(s)
+                parts.append(n)
             if picks and node.line is not None:
                 code, instruction = node.line
                 parts += (code.co_filename, code.co_firstlineno, instruction)
             if scalars:
                 places[node] = len(args)
                 args += scalars
-        if len(number) > most:
-            return None
-    # One value without a donor is the last.
+            if len(number) > most:
+                return None
+    # One value without a donor is the first.
     for owner in owners if len(owners) > 1 or owners[0].donor is not None else ():
         donor = owner.donor
         if donor is not None and donor not in number:
-            number[donor] = len(number)
+            number[donor] = ~len(inputs)
             inputs.append(donor)
             parts += (donor.dtype, donor.shape)
         parts += (number[owner.node], None if donor is None else number[donor])

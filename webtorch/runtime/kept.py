@@ -20,7 +20,7 @@ from webtorch.ir import serial
 from webtorch.ir.dtype import DType, int32, uint32
 from webtorch.ir.expr import input_
 from webtorch.ir.graph import Graph, GraphNode
-from webtorch.ir.lines import line_text
+from webtorch.ir.lines import StepLine, line_text
 from webtorch.ir.program import Copy, Program
 from webtorch.lower.wgsl_shader import WgslPass
 from webtorch.ops.record import Elementwise
@@ -149,14 +149,17 @@ def _marks(graph: Graph) -> dict[int, int]:
 
 def with_lines(program: Program, graph: Graph) -> Program:
     """Return a program of a numbered graph with the user's lines."""
-    texts: dict[str, str] = {}
+    texts: dict[str, StepLine] = {}
 
     def line(mark: str) -> str:
         """Return the user's line of a mark."""
         found = texts.get(mark)
         if found is None:
             number = mark.removeprefix("@")
-            found = texts[mark] = line_text(graph.nodes[int(number)].line) if number else ""
+            found = texts[mark] = StepLine(
+                line_text(graph.nodes[int(number)].line) if number else ""
+            )
+            found.node = int(number or -1)
         return found
 
     return replace(

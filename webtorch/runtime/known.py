@@ -21,7 +21,17 @@ def _nothing() -> None:
 class Known:
     """What is known of graphs of one key: their program, and what it is run with."""
 
-    __slots__ = ("args", "executable", "family", "moved", "order", "parts", "plan", "runtime")
+    __slots__ = (
+        "args",
+        "executable",
+        "family",
+        "moved",
+        "order",
+        "parts",
+        "picked",
+        "plan",
+        "runtime",
+    )
 
     def __init__(
         self,
@@ -58,16 +68,19 @@ class Known:
             at += count
         own = self.moved == [(i, i) for i in range(at)]
         self.args = None if own and not part else [*frozen.args]
+        # Where among these and the numbers of a graph each argument is.
+        self.picked = [*range(at)] if self.moved else []
+        for i, given_at in self.moved:
+            self.picked[i] = at + given_at
 
     def numbers(self, given: Sequence[Scalar]) -> Sequence[Scalar]:
         """Return the arguments of a run, of a graph's numbers."""
         args = self.args
         if args is None:
             return given
-        if self.moved:
-            args = args.copy()
-            for at, place in self.moved:
-                args[at] = given[place]
+        if self.picked:
+            values = [*args, *given]
+            return [values[i] for i in self.picked]
         return args
 
 

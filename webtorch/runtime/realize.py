@@ -337,9 +337,9 @@ class Runtime:
             if not self.pending and not self.apart:
                 return
             few = len(self.pending) <= (_FEW if listener is None else listener.fewest)
-            if few and recording is None and not self.lent:
+            if few and recording is None and not self.lent and watch.listener is None:
                 alone, known = self.alone, None
-                if alone is not None and watch.before is None and watch.listener is None:
+                if alone is not None and watch.before is None:
                     known = alone(self.pending, self.settled, self)
                 if known is not None or (known := self._launch()) is not None:
                     # As `_count` does, without a frame.
@@ -641,13 +641,15 @@ class Runtime:
     def _run(self, owners: Sequence[Value], few: bool = False) -> None:
         """Compute values. `few`: what they stand on is little, as a rule."""
         self.counters.realized += 1
-        if not self.debug and self._run_call(owners):
+        # Who listens is told the lines of these very nodes: graphs are not known by their form alone.
+        quick = not self.debug and watch.listener is None
+        if quick and self._run_call(owners):
             if active.count and listener is not None:
                 listener.ran(self, None, None)
             return
         apart, self.apart = self.apart, False
         seen = None
-        if not self.debug:
+        if quick:
             if apart:
                 seen = glance(owners)
                 if seen is not None and self._run_known(owners, seen):
@@ -757,6 +759,8 @@ class Runtime:
         started = time.perf_counter() if self.debug >= 4 else 0.0
         with whole:
             args = frozen.args if listener is None else list(map(_plain, frozen.args))
+            if watch.listener is not None:
+                watch.lines = [n.line for n in frozen.order]
             buffers = executable.run([n.buffer for n in frozen.inputs], args)
             for owner, buffer in zip(owners, buffers, strict=True):
                 owner.node.become_buffer(buffer)
@@ -1031,15 +1035,15 @@ class Runtime:
             limits = replace(backend.limits, varying=True)
             return backend.compile(compile_graph(graph, limits, shown), varying=True)
         key = kept.key_of(graph, backend) if shown is None else None
-        if key is None:
+        if shown is not None:
             return backend.compile(compile_graph(graph, backend.limits, shown))
-        found = kept.load(key)
+        found = None if key is None else kept.load(key)
         if found is not None:
             backend.put_kept(found.program, found.rendered)
             return backend.compile(kept.with_lines(found.program, graph))
         program = compile_graph(kept.numbered(graph), backend.limits)
         executable = backend.compile(kept.with_lines(program, graph))
-        if time.perf_counter() - started >= kept.WORTH:
+        if key is not None and time.perf_counter() - started >= kept.WORTH:
             kept.store(key, program, backend.kept_form(program))
         return executable
 

@@ -6,11 +6,12 @@ else is done.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from webtorch.ir.program import Program
+from webtorch.ir.lines import line_of
+from webtorch.ir.program import Dispatch, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,12 @@ class Run:
     enqueued: float
     times: Callable[[], list[Timing]]
     host_clock: bool
+    # Of each node of the graph that ran, where they are known: the program may be another graph's, too.
+    lines: Sequence[object] | None = None
+
+    def line(self, step: Dispatch) -> str:
+        """Return the user's line of a step."""
+        return line_of(step.line, self.lines)
 
 
 class Listener(Protocol):
@@ -58,8 +65,15 @@ class Listener(Protocol):
 
 class _Watch:
     listener: Listener | None = None
+    # What the run that begins next is to tell of its nodes; set while somebody listens, with the device's lock.
+    lines: Sequence[object] | None = None
     # Called with a runtime and the owners whose pending values it is about to compute.
     before: Callable[[Any, list[Any]], None] | None = None
+
+    def taken(self) -> Sequence[object] | None:
+        """Return the lines of the run that begins, which are no other's."""
+        lines, self.lines = self.lines, None
+        return lines
 
 
 watch = _Watch()

@@ -14,6 +14,7 @@ from webtorch.errors import CHECKS
 from webtorch.ir.graph import Node
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.interrupt import whole
+from webtorch.runtime.watch import watch
 from webtorch.scripts.late import Waiting, filling, forget_dead, give_value, use_up, wait
 from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
@@ -91,6 +92,8 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
                 if last.kind == "step":
                     _count(run, last, group, 1)
                     counted = True
+                if watch.listener is not None:
+                    watch.lines = program.lines
                 if held is not None:
                     program.executable.run(inputs, args, ready=ready)
                     writes.note()

@@ -568,6 +568,7 @@ def program_of(
     program = Program(
         runtime, executable, inputs, args, [*dynamic.values()], outputs, draws, made, *graph, run.given.copy(), set()
     )  # fmt: skip
+    program.lines = [n.line for n in frozen.order]
     run.computed.update(computed)
     return program, [s.node for s in saved]
 

@@ -291,6 +291,8 @@ class Program:
     # Whether there are no others, but for storages that rest: all may be given before it is computed.
     all_late: bool = field(init=False, default=False)
     slots: list[int] = field(init=False, default_factory=list)
+    # Of each node of the graph that was recorded.
+    lines: list[object] = field(init=False, default_factory=list)
     # How often in a row it could not run. What it reads may be gone: it is recorded anew then.
     failures: int = field(init=False, default=0)
     # Where all of them are read, if these say when they may have changed; and what they said the last time.

@@ -355,7 +355,7 @@ def _check_compressed(
             f"values.shape[{batch + 1 + block}:] must be equal to the dense dimensions of the tensor "
             f"(={list(size[batch + 2 :])}), but got {list(values._shape[batch + 1 + block :])}"
         )
-    kinds = [p.dtype.c_name for p in (outer, inner)]
+    kinds = [p.dtype.legacy for p in (outer, inner)]
     if kinds[0] != kinds[1]:
         raise RuntimeError(
             f"{first} and {second} must have the same dtype, bot got {kinds[0]} and {kinds[1]}, respectively"
@@ -412,16 +412,20 @@ def empty_compressed(
     layout: Layout,
     batch: int = 0,
     inside: tuple[int, int] = (1, 1),
+    nnz: int = 0,
+    index: DType = int64,
 ) -> SparseTensor:
-    """Return a compressed tensor without values, whose first `batch` dims are of a batch."""
+    """Return a compressed tensor with zeros for places and values, none by default, whose first `batch` dims are of a
+    batch.
+    """
     size = tuple(int(s) for s in size)
     head, tail = size[:batch], size[batch + 2 :]
     outer = dense.zeros(
-        (*head, _lines(layout, size, batch, inside)[0] + 1), dtype=int64, device=device
+        (*head, _lines(layout, size, batch, inside)[0] + 1), dtype=index, device=device
     )
-    inner = dense.zeros((*head, 0), dtype=int64, device=device)
+    inner = dense.zeros((*head, nnz), dtype=index, device=device)
     block = inside if layout in BLOCKS else ()
-    values = dense.zeros((*head, 0, *block, *tail), dtype=dtype, device=device)
+    values = dense.zeros((*head, nnz, *block, *tail), dtype=dtype, device=device)
     return SparseTensor.of(layout, (outer, inner), values, size, True)
 
 

@@ -97,7 +97,7 @@ class Sparse:
     @property
     def on(self) -> bool:
         """Whether there are sparse tensors."""
-        return bool(alive)
+        return alive.count > 0
 
     def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
         """Return what the rule of a call gives, where an argument is sparse."""

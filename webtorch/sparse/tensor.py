@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Self
 
-from webtorch.dispatch.call import active
+from webtorch.dispatch.call import Living, active
 from webtorch.functions import public as dense
 from webtorch.ir.dtype import bool_, int64
 from webtorch.tensors import override
@@ -49,28 +49,8 @@ TURNED = {
 }
 
 
-class _Alive:
-    """How many sparse tensors there are: calls look for them only while there are any."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        # What was collected since, which may happen anywhere: nothing is locked for it.
-        self.gone: list[None] = []
-
-    def __bool__(self) -> bool:
-        while self.gone:
-            self.gone.pop()
-            self.count -= 1
-            active.add(-1)
-        return self.count > 0
-
-    def add(self) -> None:
-        """Count one more."""
-        self.count += 1
-        active.add(1)
-
-
-alive = _Alive()
+# The sparse tensors that there are: calls look for them only while there are any.
+alive = Living(active)
 
 
 class SparseTensor(Tensor):
@@ -78,14 +58,13 @@ class SparseTensor(Tensor):
     their graph.
     """
 
-    __slots__ = ("_counted", "_made_in", "coalesced", "kept", "layout", "places")
+    __slots__ = ("_made_in", "coalesced", "kept", "layout", "places")
 
     layout: Layout
     places: tuple[Tensor, ...]
     kept: Tensor
     # Whether the places are sorted, and each comes once.
     coalesced: bool
-    _counted: bool
     # The capture that made it, by the number of its first gradient function; None outside of captures.
     _made_in: int | None
 
@@ -108,8 +87,7 @@ class SparseTensor(Tensor):
         """Return a sparse tensor of these places and values, through which these are differentiated."""
         self = object.__new__(cls)
         self._take(layout, places, values.detach(), shape, coalesced)
-        alive.add()
-        self._counted = True
+        self._living = alive.one()
         self._made_in = tracing.first if tracing.active else None
         made = _MADE if layout is sparse_coo else "SparseCompressedTensor"
         attach(self, title or made, (values,), _at_places, (), (self.pattern(),))
@@ -154,10 +132,6 @@ class SparseTensor(Tensor):
             self._grad_fn, self._output_nr = other._grad_fn, other._output_nr
             self._requires_grad = True
         return self
-
-    def __del__(self) -> None:
-        if getattr(self, "_counted", False):
-            alive.gone.append(None)
 
     @property
     def is_sparse(self) -> bool:  # type: ignore[override]

@@ -13,7 +13,7 @@ from typing import Any
 _given: dict[str, Callable[..., Any]] = {}
 # Rooms that are loaded when what they give is first asked for; the others are loaded with the package.
 _ROOMS = {
-    "arm_dispatch": "webtorch.aten.parts",
+    "asked_for_kernels": "webtorch.aten.parts",
     "compile": "webtorch.capture",
     "run_rule": "webtorch.aten.dispatch",
     "empty_sparse": "webtorch.sparse",

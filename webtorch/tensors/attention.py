@@ -6,9 +6,7 @@ The kernels are those of `lower/templates/attention.py` and of the CPU's `flash.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -20,7 +18,7 @@ from webtorch.lower.templates.attention import fits
 from webtorch.ops import primitive
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.host import random_words
-from webtorch.tensors.modes import mode
+from webtorch.tensors.modes import mode, records_for_pages
 from webtorch.tensors.primitives import cast_to, copy, record, reduce_dims
 from webtorch.tensors.tape import SavedTensor, attach, needs_grad
 from webtorch.tensors.tensor import Tensor
@@ -31,23 +29,11 @@ from webtorch.tensors.views import as_view
 # 1.3 times as slow as products, and several times where the threads of NumPy's BLAS and ours wait for each
 # other. So only where scores, softmax and gradients would take more memory than many devices have.
 _MANY_SCORES = 2 << 30
-_for_pages: ContextVar[bool] = ContextVar("for_pages", default=False)
 # Queries from which a GPU computes attention without scores in memory: a tile of fewer is mostly empty.
 # Measured on an H200, causal, forward and backward: float32 8x12x1024x64 1.7 ms, with products 2.2;
 # 32x6x256x64 0.33 and 0.45 (with copies of transposed operands); float16 8x12x2048x64 6.8 and 9.3 ms,
 # on matrix units 2.2 and 5.5.
 _QUERIES = 16
-
-
-@contextmanager
-def for_pages() -> Iterator[None]:
-    """Record attention on a CPU with products: other machines run the program, among them WebAssembly and
-    adapters in software, which do products faster."""
-    before = _for_pages.set(True)
-    try:
-        yield
-    finally:
-        _for_pages.reset(before)
 
 
 @lru_cache(maxsize=256)
@@ -84,7 +70,7 @@ def suits_shapes(
             return False
     if wanted == "fused":
         return True
-    if limits.has_attention and dtype is float32 and not _for_pages.get():
+    if limits.has_attention and dtype is float32 and not records_for_pages():
         return True
     if limits.is_gpu and length >= _QUERIES:
         # On matrix units products are ten times as fast as those that are written out here, and so

@@ -76,6 +76,7 @@ class _State(threading.local):
 
     @enabled.setter
     def enabled(self, kinds: dict[str, DType]) -> None:
+        """Set them, and count whether there are any."""
         active.add(bool(kinds) - bool(self._enabled))
         self._enabled = kinds
         self.key = tuple(sorted(kinds.items(), key=lambda item: item[0])) if kinds else ()

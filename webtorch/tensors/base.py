@@ -46,7 +46,7 @@ class TensorBase(Layouts, TensorMethods):
 
     __slots__ = (
         "__dict__", "__weakref__", "_accumulate", "_base", "_base_version", "_counter", "_grad", "_grad_fn",
-        "_history", "_hooks", "_inference", "_late", "_offset",
+        "_history", "_hooks", "_inference", "_late", "_living", "_offset",
         "_output_nr", "_post_accumulate", "_requires_grad", "_retains", "_shape", "_storage",
         "_strides", "_whole", "dtype",
     )  # fmt: skip
@@ -57,6 +57,8 @@ class TensorBase(Layouts, TensorMethods):
 
     # What a computed result has before anybody looks at it (`webtorch.scripts.late`); other tensors have nothing there.
     _late: Any
+    # What counts a tensor whose class is to be asked while it lives (`override.counted`); others have nothing there.
+    _living: object
 
     # The dimensions that vmap hides: (number of the level, size, stride). Few tensors have any, and
     # keep them in their `__dict__`: the others pay nothing.
@@ -100,7 +102,8 @@ class TensorBase(Layouts, TensorMethods):
 
     def __dir__(self) -> list[str]:
         """Return the names of what there is."""
-        cls, names = type(self), [n for n in object.__dir__(self) if n != "_late"]
+        cls = type(self)
+        names = [n for n in object.__dir__(self) if n not in ("_late", "_living")]
         return [n for n in names if type(getattr_static(cls, n, None)) is not Absent]
 
     @property

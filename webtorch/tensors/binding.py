@@ -1,5 +1,6 @@
-"""The arguments of a call that fails, as they are meant: PyTorch takes them in other orders, by other names, and
-tensors without dims for numbers. Calls that do not fail pay nothing for it. Floor 4.
+"""How a call that fails is made once more: by the class of an argument that is no tensor, or with its arguments as they
+are meant. PyTorch takes them in other orders, by other names, and tensors without dims for numbers. Calls that do not
+fail pay nothing for it. Floor 4.
 """
 
 from __future__ import annotations
@@ -7,8 +8,11 @@ from __future__ import annotations
 import inspect
 import operator
 import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from webtorch.dispatch.call import Args, Callee, Kwargs
+from webtorch.dispatch.call import Args, Callee, Kwargs, Run
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Elementwise, Op
 from webtorch.tensors import override
@@ -20,6 +24,14 @@ _REAL = re.compile(r"\b(float|Number|Scalar)\b")
 _TENSORS = re.compile(r"\b(Tensor|Operand|Callable)\b")
 
 
+def once_more(callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Callable[[], Any] | None:
+    """Return how a call that has failed is made once more, by `run`; None where it would fail again."""
+    if override.meets(callee, args, kwargs):
+        return partial(override.override.call, callee, run, args, kwargs)
+    meant = as_meant(callee, args, kwargs)
+    return None if meant is None else partial(run, *meant)
+
+
 def as_meant(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
     """Return the arguments of a call in the order and by the names that its parameters have here, with numbers in place
     of tensors without dims that stand for these; None where nothing of this is needed.
@@ -29,7 +41,7 @@ def as_meant(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] 
         if not op.other_names.keys().isdisjoint(kwargs):
             return args, {op.other_names.get(name, name): value for name, value in kwargs.items()}
         for overload in op.overloads:
-            if (found := _reordered(op, overload, args, kwargs)) is not None:
+            if (found := reordered(op, overload, args, kwargs, op.name)) is not None:
                 return found
     given = override.flat((*args, *kwargs.values()))
     if not any(isinstance(x, Tensor) and not x._shape for x in given):
@@ -56,9 +68,11 @@ _NUMBERS = (bool, int, float, complex)
 _KINDS = {"Tensor": (Tensor,), "Number": _NUMBERS, "Operand": (Tensor, *_NUMBERS)}
 
 
-def _reordered(op: Op, overload: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
-    """Return the arguments of a call that follows an overload, of whose order PyTorch warns unless it is that of the
-    signature; None for other calls.
+def reordered(
+    op: Op, overload: str, args: Args, kwargs: Kwargs, called: str
+) -> tuple[Args, Kwargs] | None:
+    """Return the arguments of a call, which the user `called` so, that follows an overload, of whose order PyTorch
+    warns unless it is that of the signature; None for other calls.
     """
     parameters = [p.split() for p in overload.split(", ")]
     if len(args) != len(parameters) or not all(
@@ -75,10 +89,10 @@ def _reordered(op: Op, overload: str, args: Args, kwargs: Kwargs) -> tuple[Args,
         named_only = op.signature.partition("*, ")[2].rstrip(")").replace("=", " = ").split(", ")
         defaults = ", ".join([f"Number {text}" for text in named_only])
         warn(
-            f"This overload of {op.name} is deprecated:\n"
-            f"\t{op.name}({overload.replace('Operand', 'Tensor')})\n"
+            f"This overload of {called} is deprecated:\n"
+            f"\t{called}({overload.replace('Operand', 'Tensor')})\n"
             "Consider using one of the following signatures instead:\n"
-            f"\t{op.name}({shown}, *, {defaults})",
+            f"\t{called}({shown}, *, {defaults})",
         )
     return tuple([named[name] for name in operands]), {**kwargs, **factors}
 

@@ -12,7 +12,6 @@ from typing import Any
 from webtorch.dispatch.call import (
     Args,
     Callee,
-    Foreign,
     Kwargs,
     Run,
     active,
@@ -20,7 +19,7 @@ from webtorch.dispatch.call import (
     call,
     dispatched,
     enter,
-    install_binder,
+    install_again,
 )
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir.dtype import (
@@ -35,8 +34,9 @@ from webtorch.ops.purity import warn
 from webtorch.ops.record import Autocast, Elementwise, Op, Overlap
 from webtorch.tensors import override
 from webtorch.tensors.batching import one_by_one
-from webtorch.tensors.binding import as_meant
+from webtorch.tensors.binding import once_more, reordered
 from webtorch.tensors.modes import mode, transforms
+from webtorch.tensors.packed import handing_on
 from webtorch.tensors.primitives import lay
 from webtorch.tensors.promotion import Operand, can_cast
 from webtorch.tensors.recorders import apply, apply_one, apply_two
@@ -102,6 +102,11 @@ def write_result(x: Tensor, result: Tensor, name: str) -> Tensor:
     if result.dtype is not x.dtype:
         if x.dtype.is_complex and name == "abs_":
             raise RuntimeError("In-place abs is not supported for complex tensors.")
+        if name == "float_power_":
+            raise RuntimeError(
+                f"the base given to float_power_ has dtype {x.dtype.legacy} but the operation's result requires dtype "
+                f"{result.dtype.legacy}"
+            )
         if not can_cast(result.dtype, x.dtype):
             raise RuntimeError(
                 f"result type {result.dtype.legacy} can't be cast to the desired output "
@@ -111,7 +116,8 @@ def write_result(x: Tensor, result: Tensor, name: str) -> Tensor:
     return primitive.write(x, result, fresh=True)
 
 
-install_binder(as_meant)
+install_again(once_more)
+_EXPECTED = "expected tensors and numbers"
 
 
 # What an operand may be: a tuple, which is asked faster than a union.
@@ -233,7 +239,7 @@ def _operand(op: Elementwise, value: object, number: int = 0) -> Operand:
     if isinstance(value, (Tensor, bool, int, float, complex)):
         return value
     if override.is_foreign((value,), {}):
-        raise Foreign
+        raise TypeError(f"{op.name}(): {_EXPECTED}")
     item = getattr(value, "item", None)
     if item is not None and getattr(value, "ndim", 0) == 0:
         return item()
@@ -422,12 +428,10 @@ def bind_public(op: Op, with_out: Run) -> Callable[..., Any]:
     def checked(args: Args, kwargs: Kwargs) -> Any:
         """Call, and explain an error of a wrong argument."""
         if looks and args and not isinstance(args[0], Tensor) and override.is_foreign(args, kwargs):
-            raise Foreign(f"{op.name}(): expected tensors and numbers")
+            raise TypeError(f"{op.name}(): {_EXPECTED}")
         try:
             return with_out(args, kwargs) if kwargs and "out" in kwargs else run(args, kwargs)
         except (AttributeError, TypeError) as error:
-            if override.is_foreign(args, kwargs):
-                raise Foreign(str(error)) from error
             if isinstance(error, AttributeError):
                 _explain(op, error, args, kwargs)
             raise
@@ -436,7 +440,8 @@ def bind_public(op: Op, with_out: Run) -> Callable[..., Any]:
         op.name, checked, op, parameters=op.parameters, autocast=op.autocast, find=op.callee.find,
         scalars=op.callee.scalars,
     )  # fmt: skip
-    return bind(callee, op.function)
+    function = bind(callee, op.function)
+    return handing_on(op.packed, callee, function) if op.packed else function
 
 
 def _explain(op: Op, error: AttributeError, args: Args, kwargs: Kwargs) -> None:
@@ -547,12 +552,18 @@ def bind_inplace(
     memory of the other arguments may be overwritten. `once`: what an expanded tensor takes instead of its arguments.
     """
 
+    entry = getattr(getattr(function, "callee", None), "op", None)
+    op = entry if isinstance(entry, Op) and entry.overloads else None
+
     def run(args: Args, kwargs: Kwargs) -> Tensor:
         """Call the function, and write its result to the first argument."""
         # Asked here: what `function` is given has another name.
         asked = len(args) > 1 and type(args[1]) not in override.plain
         if asked and override.is_foreign(args[1:], kwargs):
-            raise Foreign(f"{name}(): expected tensors and numbers")
+            raise TypeError(f"{name}(): {_EXPECTED}")
+        if op is not None and len(args) > 2 and not isinstance(args[1], Tensor):
+            for overload in op.overloads:
+                args, kwargs = reordered(op, overload, args, kwargs, name) or (args, kwargs)
         x: Tensor = args[0]
         if once is not None and 0 in x._strides and (place := written_once(x, name)) is not None:
             run((place, *once(place, *args[1:], **kwargs)), {})

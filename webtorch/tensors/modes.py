@@ -8,6 +8,7 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +19,25 @@ if TYPE_CHECKING:
     from webtorch.tensors.engine import Backward
     from webtorch.tensors.storage import Storage
     from webtorch.tensors.tape import GradFn, SavedTensor
+
+
+_pages: ContextVar[bool] = ContextVar("for_pages", default=False)
+
+
+@contextlib.contextmanager
+def for_pages() -> Iterator[None]:
+    """Record on a CPU what other machines run, among them WebAssembly and adapters in software: attention with
+    products, which do that faster, and Fourier transforms of products, as no other has NumPy's."""
+    before = _pages.set(True)
+    try:
+        yield
+    finally:
+        _pages.reset(before)
+
+
+def records_for_pages() -> bool:
+    """Return whether `for_pages` is on."""
+    return _pages.get()
 
 
 class Task(Protocol):

@@ -1,25 +1,27 @@
 """`__torch_function__`: classes and modes that are asked before an operation runs. Floor 4.
 
-Few programs have such a class, and the others pay nothing for it: classes are asked from the first tensor of
-a subclass on, or the first foreign object with a `__torch_function__` that an operation meets (`arm`), and modes
-while they are on. Both are asked by the outermost of the interpreters that a call goes through
-(`webtorch.dispatch.call`).
+Few programs have such a class, and the others pay nothing for it: classes of tensors are asked while one of their
+tensors lives (`counted`), and modes while they are on, by the outermost of the interpreters that a call goes through
+(`webtorch.dispatch.call`). The class of an object that is no tensor is asked when a call has failed that was given it
+(`meets`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 from webtorch.dispatch.call import (
     Args,
     Callee,
     Kwargs,
+    Living,
     Run,
     active,
     dispatch_methods,
@@ -59,10 +61,6 @@ def disabled(func: Any, types: object, args: Any = (), kwargs: Any = None) -> An
     """Call `func`: as `__torch_function__` of a class, this says that the class is not asked."""
     with Switch(classes=False):
         return func(*args, **(kwargs or {}))
-
-
-def _classes_asked() -> bool:
-    return state.classes
 
 
 class Switch:
@@ -170,14 +168,13 @@ class Override:
     """The interpreter that lets modes and classes answer a call."""
 
     def __init__(self) -> None:
-        # Whether there are classes to be asked.
-        self.armed = False
-        self._arming = threading.Lock()
+        # The tensors whose classes are to be asked.
+        self.tensors = Living(active)
 
     @property
     def on(self) -> bool:
         """Whether this thread has modes or classes to ask."""
-        classes = (self.armed or state.asking) and state.classes
+        classes = (self.tensors.count or state.asking) and state.classes
         return bool((state.modes and state.modes_asked) or classes)
 
     @property
@@ -186,14 +183,6 @@ class Override:
         return bool(state.modes)
 
     watches = inside
-
-    def arm(self) -> None:
-        """Ask the classes of arguments, from now on."""
-        askable()
-        with self._arming:
-            if not self.armed:
-                self.armed = True
-                active.add(1)
 
     @contextlib.contextmanager
     def asking(self) -> Iterator[None]:
@@ -269,33 +258,67 @@ def _converted(found: object, cls: type[object]) -> Any:
     return found
 
 
-def arm_for(cls: object) -> None:
-    """Get ready for tensors of a class. Raises TypeError where it is no class of tensors."""
+def counted(cls: object) -> object:
+    """Return what a tensor of a class holds (`_living`), so that its class is asked while it lives. Raises TypeError
+    where it is no class of tensors.
+    """
     if not (isinstance(cls, type) and issubclass(cls, Tensor)):
         raise TypeError(
             "Creating a Tensor subclass from a class that does not inherit from Tensor is not possible. "
             "Make sure your class inherits from Tensor."
         )
     if cls in plain:
-        return
+        return None
+    kernels = None
     if getattr(cls, "__torch_dispatch__", disabled) is not disabled:
-        above.ask("arm_dispatch")()
+        kernels = above.ask("asked_for_kernels")().one()
     if asks(cls):
-        override.arm()
-    else:
+        askable()
+        return override.tensors.one(), kernels
+    if kernels is None:
         plain.add(cls)
+    return kernels
 
 
 # Types that are asked nothing; Tensor and Parameter join when they exist.
 plain: set[type[Any]] = {int, float, bool, complex, str, bytes, type(None), slice}
 
 
+def _foreign(args: Sequence[object], kwargs: dict[str, object]) -> Iterator[object]:
+    given = (*args, *kwargs.values()) if kwargs else args
+    return (x for x in flat(given) if type(x) not in plain and asks(type(x)))
+
+
 def is_foreign(args: Sequence[object], kwargs: dict[str, object]) -> bool:
     """Whether an argument, or one in a list or tuple, is no tensor and its class is to be asked."""
-    if not _classes_asked():
+    return state.classes and any(True for _ in _foreign(args, kwargs))
+
+
+def meets(callee: Callee, args: Args, kwargs: Kwargs) -> bool:
+    """Whether the classes of arguments are to be asked now that a call has failed: if nobody asked them before, and it
+    is no part of a call that was given one of these objects, too, which will fail as well.
+    """
+    if not is_foreign(args, kwargs) or override.on or not _may_ask(callee):
         return False
-    given = (*args, *kwargs.values()) if kwargs else args
-    return any(type(x) not in plain and asks(type(x)) for x in flat(given))
+    given = {id(x) for x in _foreign(args, kwargs)}
+    frame: FrameType | None = sys._getframe()
+    # What a class does that is asked is no part of the call.
+    while frame is not None and frame.f_code is not ask.__code__:
+        if frame.f_globals["__name__"] == Callee.__module__:
+            around = frame.f_locals
+            other = around.get("callee")
+            if isinstance(other, Callee) and other is not callee and _may_ask(other):
+                passed = around["args"] if "args" in around else (around.get("other"),)
+                found = _foreign(passed, around.get("kwargs", {}))
+                if any(id(x) in given for x in found):
+                    return False
+        frame = frame.f_back
+    return True
+
+
+def _may_ask(callee: Callee) -> bool:
+    public = askable().get(callee.public)
+    return public is not None and not public.only_modes
 
 
 # Functions that are about no tensor, or about the class of one: nobody is asked.

@@ -101,10 +101,11 @@ def formula(
     shape: Shape,
     dtype: DType,
     device: DeviceLike = None,
+    compute: DType | None = None,
 ) -> Tensor:
     """Record an entry over the flat position and tensors of `shape`, outside autograd."""
     runtime = tensors[0]._storage.runtime if tensors else resolve(device)
-    attrs = (op, "p" + "t" * len(tensors), dtype.compute)
+    attrs = (op, "p" + "t" * len(tensors), compute or dtype.compute)
     srcs = tuple([t._node() for t in tensors])
     return Tensor._from_node(Node("map", srcs, attrs, (), shape, dtype, user_line()), runtime)
 

@@ -57,6 +57,7 @@ def _combine(higher: DType | None, lower: DType | None) -> DType | None:
 @lru_cache(maxsize=4096)
 def _promoted(dims: tuple[DType, ...], zeros: tuple[DType, ...], kinds: tuple[str, ...]) -> DType:
     def join(types: Sequence[DType]) -> DType | None:
+        """Return the type that all of some are promoted to; None of none."""
         out: DType | None = None
         for t in types:
             out = t if out is None else promote_types(out, t)

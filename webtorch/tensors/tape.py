@@ -342,6 +342,8 @@ def _of_call(fn: GradFn, name: str) -> object:
     known: Callable[[Any], Called] | None = getattr(
         getattr(fn.rule, "__self__", None), "called", None
     )
+    if fn.rule is _of_one:
+        known = _of_parameters
     if lead in ("", "_raw") and known is not None:
         saved, static = known(fn.static)
         names = [_PYTORCH.get(n, n) for n in saved]
@@ -834,6 +836,15 @@ def attach(
         edges = tuple([gradient_edge(t) if t.dtype.has_gradient else None for t in inputs])
         set_history(out, GradFn(f"{name}Backward0", edges, _of_one, saved, (rule, args)))
     return out
+
+
+def _of_parameters(static: Any) -> Called:
+    """Return what is known of a call by the names that the rule which `attach` was given has for it."""
+    rule, args = static
+    code = getattr(rule, "__code__", None)
+    names = code.co_varnames[1 : code.co_argcount] if code else ()
+    count = max(len(names) - len(args), 0)
+    return Called(names[:count], dict(zip(names[count:], args, strict=False)))
 
 
 def _of_one(gs: Cotangents, saved: Sequence[SavedTensor], static: Any) -> Cotangents:

@@ -161,7 +161,7 @@ class Tensor(TensorBase):
     @staticmethod
     def _make_subclass(cls: type[Any], data: Tensor, require_grad: bool = False) -> Any:
         """Return a tensor of class `cls` that shares the storage of `data`."""
-        override.arm_for(cls)
+        counted = override.counted(cls)
         if data.layout is not strided:
             raise NotImplementedError(
                 f"{cls.__name__}: a tensor of layout {data.layout} has no memory that another class could share"
@@ -169,6 +169,7 @@ class Tensor(TensorBase):
         self = object.__new__(cls)
         self._adopt(data._storage, data._shape, data._strides, data._offset, data._whole)
         self._counter, self.dtype = data._counter, data.dtype
+        self._living = counted
         if data._levels:
             self._levels = data._levels
         if require_grad:
@@ -893,6 +894,7 @@ class Tensor(TensorBase):
         import copyreg
 
         out: Any = object.__new__(type(self))
+        out._living = override.counted(type(self))
         out._adopt(
             self._storage._copied(memo), self._shape, self._strides, self._offset, self._whole
         )
@@ -912,7 +914,7 @@ class Tensor(TensorBase):
         """Return the tensor as an instance of a subclass. Operations on it give such tensors, unless
         the class's `__torch_function__` says otherwise.
         """
-        override.arm_for(cls)
+        counted = override.counted(cls)
         with override.Switch(classes=False):
             out = primitive.as_view(
                 self, self._shape, self._strides, self._offset, _itself, (), "Alias"
@@ -925,6 +927,7 @@ class Tensor(TensorBase):
             for name in TensorBase.__slots__:
                 if name != "__weakref__" and hasattr(plain, name):
                     setattr(out, name, getattr(plain, name))
+        out._living = counted
         return out
 
     def __copy__(self) -> Tensor:

@@ -1,7 +1,7 @@
 """`torch.utils.tensorboard`: a `SummaryWriter` writes what the package "tensorboard" shows, which must be installed.
 
-What is written is PyTorch's, event by event. Charts of graphs (`add_graph`) are absent: PyTorch draws those of
-TorchScript, which does not exist here.
+What is written is PyTorch's, event by event, but for graphs (`add_graph`): PyTorch draws that of TorchScript,
+here it is of the operators that one call of the model runs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import wave
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from webtorch.functions import public as webtorch
+from webtorch.nn.module import Module
+from webtorch.utils.drawn_graph import drawn_graph
 
 __all__ = ["FileWriter", "RecordWriter", "SummaryWriter"]
 
@@ -682,12 +684,25 @@ class SummaryWriter:
         """Write a text."""
         self._get_file_writer().add_summary(_text(tag, text_string), global_step, walltime)
 
-    def add_graph(self, *_: object, **__: object) -> NoReturn:
-        """Absent: PyTorch writes the graph that `torch.jit.trace` makes."""
-        raise NotImplementedError(
-            "add_graph: PyTorch writes the graph of TorchScript, which webtorch does not have; "
-            "`torch.fx.symbolic_trace(model).graph` prints one"
-        )
+    def add_graph(
+        self,
+        model: Module,
+        input_to_model: object = None,
+        verbose: bool = False,
+        use_strict_trace: bool = True,
+    ) -> None:
+        """Write the graph of a model: the operators of a call with `input_to_model`, in the modules that call them."""
+        graph = _package("compat.proto.graph_pb2").GraphDef()
+        graph.versions.producer = 22
+        for name, kind, read, shapes in drawn_graph(model, input_to_model):
+            node = graph.node.add(name=name, op=kind, input=read)
+            for shape in shapes:
+                one = node.attr["_output_shapes"].list.shape.add()
+                for size in shape:
+                    one.dim.add(size=size)
+        if verbose:
+            print(graph)  # noqa: T201
+        self._get_file_writer().add_event(_event.Event(graph_def=graph.SerializeToString()))
 
     def add_embedding(
         self,

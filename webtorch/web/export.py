@@ -37,9 +37,8 @@ from webtorch.nn import Module
 from webtorch.optim import Optimizer
 from webtorch.runtime.frozen import freeze, to_graph
 from webtorch.runtime.realize import open_runtimes
-from webtorch.tensors.attention import for_pages
 from webtorch.tensors.device import device_of
-from webtorch.tensors.modes import no_grad
+from webtorch.tensors.modes import for_pages, no_grad
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 from webtorch.web.exported import Exported, FunctionExport, Page, Variant, named_leaves
@@ -70,7 +69,9 @@ def export(
     outputs: object = None,
     state: Mapping[str, Module | Optimizer | Tensor] | None = None,
     examples: object = (),
+    initial: Module | Mapping[str, Tensor] | None = None,
     labels: Sequence[str] | None = None,
+    targets: Sequence[int] | None = None,
     vocabulary: Sequence[str] | None = None,
     title: str | None = None,
     half: bool = False,
@@ -96,9 +97,11 @@ def export(
     takes, `outputs` those that it returns (default: the keys of a returned dict, else "out", "out1",
     ...). `state` names modules, optimizers and tensors in the weights file; those that the function itself refers to
     need not be given. `examples` are batches for the page to run on, by default the example inputs.
-    `inputs`, `outputs` and `examples` are dicts by function where there are several. `labels` are
-    the names of a classifier's classes, `vocabulary` the characters (or tokens) of integer inputs:
-    they let the page show samples and take text. `half` stores parameters in 16 bits;
+    `inputs`, `outputs` and `examples` are dicts by function where there are several. `initial` is the
+    model as it was before training (a fresh one, or its state dict): the page then also starts from there, so that a
+    visitor sees it learn. `labels` are the names of a classifier's classes, `targets` the right ones of the examples
+    that it is shown with, `vocabulary` the characters (or tokens) of integer inputs: they let the page show samples
+    and take text. `half` stores parameters in 16 bits;
     `single_file` writes one HTML file that needs no server. `page` is HTML to stand in the place of what pages
     usually show, with its `<style>` and its `<script type="module">`, which imports what it needs from
     "./widgets.js" and "./runtime.js". `cpu` adds WebAssembly for tabs without
@@ -124,6 +127,7 @@ def export(
         inputs=each(inputs, None, "inputs"),
         outputs=each(outputs, None, "outputs"),
         state=captures.state,
+        initial=initial.state_dict() if isinstance(initial, Module) else initial,
         title=title,
         limits=limits,
         half=half,
@@ -133,11 +137,13 @@ def export(
         for part in (exported.program, exported.software):
             exported.examples.update(_examples(part["functions"][key], key, given))
     exported.program["labels"] = [str(x) for x in labels] if labels is not None else None
+    exported.program["targets"] = [int(x) for x in targets] if targets is not None else None
+    exported.program["initial"] = bool(exported.initial)
     exported.program["vocabulary"] = list(vocabulary) if vocabulary is not None else None
     return write_site(
         Path(path), exported.program, exported.weights, exported.examples, exported.native,
-        {} if single_file else exported.software, code=exported.code, constants=exported.constants,
-        single_file=single_file, own_page=page,
+        {} if single_file else exported.software, initial=exported.initial, code=exported.code,
+        constants=exported.constants, single_file=single_file, own_page=page,
     )  # fmt: skip
 
 
@@ -245,6 +251,7 @@ def export_all(
     inputs: Mapping[str, Sequence[str] | None],
     outputs: Mapping[str, Sequence[str] | None],
     state: Mapping[str, Module | Optimizer | Tensor] | None = None,
+    initial: Mapping[str, Tensor] | None = None,
     title: str | None = None,
     limits: Limits = BROWSER_LIMITS,
     half: bool = False,
@@ -301,7 +308,43 @@ def export_all(
                 tensors, numbers, outputs[name]
             )
     first = next(iter(steps))
-    return page.finish(title or _title(steps[first], first), *variants)
+    exported = page.finish(title or _title(steps[first], first), *variants)
+    if initial is not None:
+        exported.initial = _initial(exported, found, initial)
+    return exported
+
+
+def _initial(
+    exported: Exported,
+    found: Mapping[str, Module | Optimizer | Tensor],
+    initial: Mapping[str, Tensor],
+) -> dict[str, RawTensor]:
+    """Return the state before any training: `initial` by its modules' names, and optimizers as they begin.
+
+    Raises KeyError for a parameter that is not in it, ShapeError for one of another shape.
+    """
+    begins: dict[str, Tensor] = {}
+    names = _storage_names(found)
+    for prefix, value in found.items():
+        if isinstance(value, Module):
+            for key, tensor in (*value.named_parameters(), *value.named_buffers()):
+                # What is not kept in state dicts does not change.
+                begins[f"{prefix}.{key}"] = initial.get(key, tensor)
+        elif isinstance(value, Optimizer):
+            for param, key, tensor in _states(value):
+                start = value._beginning((id(param), key))
+                begins[names[id(tensor._storage)][0]] = webtorch.full_like(tensor, start)
+    out: dict[str, RawTensor] = {}
+    for name, now in exported.weights.items():
+        if name not in begins:
+            out[name] = now
+            continue
+        if tuple(begins[name].shape) != tuple(now.shape):
+            raise ShapeError(
+                f"export: initial: {name} is {list(begins[name].shape)}, the model's is {list(now.shape)}"
+            )
+        out[name] = RawTensor(begins[name].dtype.name, now.shape, begins[name]._to_bytes)
+    return out
 
 
 def _bridge(functions: Mapping[str, object], calls: Mapping[str, object]) -> Any:

@@ -43,6 +43,8 @@ class Exported:
     program: Json
     weights: dict[str, RawTensor]
     examples: dict[str, RawTensor] = field(default_factory=dict)
+    # The weights before training, where they were given.
+    initial: dict[str, RawTensor] = field(default_factory=dict)
     # What stands in for the program's own "functions", "kernels" and "limits" on a software adapter.
     software: Json = field(default_factory=dict)
     # By function: the planned program as `Program.to_json` writes it, and where its inputs come from.
@@ -140,7 +142,7 @@ class Page:
             "states": self.states,
             **plain.data(),
         }
-        exported = Exported(program, self.weights, {}, software.data(), plain.native)
+        exported = Exported(program, self.weights, {}, {}, software.data(), plain.native)
         if self.cpu is not None:
             try:
                 for number, state in enumerate(self.states):

@@ -79,6 +79,7 @@ def write_site(
     native: Mapping[str, object],
     software: Mapping[str, object],
     *,
+    initial: Mapping[str, RawTensor],
     code: bytes = b"",
     constants: bytes = b"",
     single_file: bool,
@@ -96,13 +97,12 @@ def write_site(
     runtime = runtime.replace(_RUNTIME.format(""), _RUNTIME.format(version))
     page = (HERE / "page" / "index.html").read_text(encoding="utf-8")
     page = page.replace("{{title}}", html.escape(program["title"])).replace("{{body}}", parts.body)
-    if code:
-        page = page.replace("script-src 'self'", f"script-src 'self'{_WASM}")
+    page = unserved(page, f"script-src 'self'{_WASM if code else ''}")
     if single_file:
         if path.suffix.lower() not in (".html", ".htm"):
             path = path / "index.html"
         path.parent.mkdir(parents=True, exist_ok=True)
-        page = _single(page, parts, text, runtime, weights, examples, code, constants)
+        page = _single(page, parts, text, runtime, weights, examples, initial, code, constants)
         path.write_text(page, encoding="utf-8")
         return path
     path.mkdir(parents=True, exist_ok=True)
@@ -112,10 +112,11 @@ def write_site(
     )
     stamped = {_STAMP: stamp}
     save_file(weights, path / "weights.safetensors", stamped)
-    if examples:
-        save_file(examples, path / "examples.safetensors", stamped)
-    else:
-        (path / "examples.safetensors").unlink(missing_ok=True)
+    for name, tensors in (("examples", examples), ("initial", initial)):
+        if tensors:
+            save_file(tensors, path / f"{name}.safetensors", stamped)
+        else:
+            (path / f"{name}.safetensors").unlink(missing_ok=True)
     engine = (HERE / "cpu.js").read_bytes()
     module = webassembly().with_section(code, _STAMP, stamp.encode()) if code else b""
     numbers = constants + stamp.encode()
@@ -132,6 +133,20 @@ def write_site(
     (path / "runtime.js").write_text(runtime, encoding="utf-8")
     (path / "index.html").write_text(page, encoding="utf-8")
     return path
+
+
+# A page of several files that is opened as a file may load none of them, and would wait for ever.
+_UNSERVED = """
+if (location.protocol === "file:") document.getElementById("status").textContent =
+  "A page that is opened as a file may not load its other files. Any web server shows it, on this machine: " +
+  "webtorch serve FOLDER";
+"""
+
+
+def unserved(page: str, scripts: str) -> str:
+    """Return a page that says so where it was opened as a file; `scripts` are those that its policy allows."""
+    page = page.replace("</body>", f"<script>{_UNSERVED}</script>\n</body>")
+    return page.replace("script-src 'self'", f"{scripts} {_hash(_UNSERVED)}", 1)
 
 
 def copy_runtime(folder: Path) -> None:
@@ -160,6 +175,7 @@ def _single(
     runtime: str,
     weights: Mapping[str, RawTensor],
     examples: Mapping[str, RawTensor],
+    initial: Mapping[str, RawTensor],
     code: bytes,
     constants: bytes,
 ) -> str:
@@ -173,6 +189,7 @@ def _single(
         _block("program.json", program),
         _block("weights.safetensors", _encoded(weights)),
         _block("examples.safetensors", _encoded(examples)),
+        *([_block("initial.safetensors", _encoded(initial))] if initial else []),
         _block("runtime.js", runtime),
         _block("widgets.js", (HERE / "page" / "widgets.js").read_text(encoding="utf-8")),
         _block("page.js", parts.script),
@@ -186,6 +203,7 @@ def _single(
     page = re.sub(r'(Content-Security-Policy" content=")[^"]*', lambda m: m.group(1) + policy, page)
     page = page.replace('<link rel="stylesheet" href="page.css">', f"<style>{css}</style>")
     page = page.replace('<script type="module" src="page.js"></script>\n', "")
+    page = page.replace(f"<script>{_UNSERVED}</script>\n", "")
     script = f'<script type="module">{_START}</script>'
     return page.replace("</body>", "\n".join([*blocks, script]) + "\n</body>")
 

@@ -229,7 +229,7 @@ def _storages(torch: ModuleType) -> None:
     def resize_(self: _Private, nbytes: int) -> object:
         """Change the size, keeping the bytes that fit."""
         if self.device.type == NAME:
-            return importlib.import_module("webtorch.pytorch.device").resize_storage(self, nbytes)
+            return importlib.import_module("webtorch.pytorch.resizing").resize_storage(self, nbytes)
         return resized(self, nbytes)
 
     torch.UntypedStorage.resize_ = resize_

@@ -110,6 +110,8 @@ class CustomOpDef:
 @functools.lru_cache(256)
 def _differentiated(operator: CustomOpDef) -> Any:
     class Operator(autograd.Function):
+        """The operator with the gradient that was registered for it."""
+
         @staticmethod
         def forward(ctx: object, *args: object) -> Any:
             """Run the operator, and its setup_context if it has one."""

@@ -53,7 +53,9 @@ def export_digits(
         path,
         {"train": batches[0], "infer": unseen},
         examples={"train": batches},
+        initial=digits.Net().to(device),
         labels=[str(i) for i in range(10)],
+        targets=data.test_labels[:SHOWN],
         title="Handwritten digits",
         single_file=Path(path).suffix == ".html",
     )
@@ -95,6 +97,7 @@ def export_gpt(
         {"train": batches[0], "infer": window},
         examples={"train": batches},
         outputs={"train": ["loss"], "infer": ["logits"]},
+        initial=gpt.GPT(preset, len(corpus.characters)).to(device),
         vocabulary=list(corpus.characters),
         title="A GPT of characters",
         single_file=Path(path).suffix == ".html",

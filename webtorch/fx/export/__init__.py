@@ -16,6 +16,7 @@ from operator import mul as _MUL
 from typing import Any, cast
 
 import webtorch.aten.parts as parts
+from webtorch.fx.export.file import load, save
 from webtorch.fx.export.program import CallSpec, ExportedProgram
 from webtorch.fx.export.recording import Recorded, run, tensors_of
 from webtorch.fx.export.signature import (
@@ -48,7 +49,7 @@ from webtorch.utils import _pytree as pytree
 
 __all__ = [
     "ConstantArgument", "Dim", "ExportGraphSignature", "ExportedProgram", "InputKind", "InputSpec", "OutputKind",
-    "OutputSpec", "TensorArgument", "UserError", "dims", "export",
+    "OutputSpec", "TensorArgument", "UserError", "dims", "export", "load", "save",
 ]  # fmt: skip
 
 

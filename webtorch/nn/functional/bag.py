@@ -46,6 +46,47 @@ def embedding_bag(
             "and should now be `embedding_bag(input, weight, ...)`."
         )
         input, weight = weight, input
+    _check_options(input, weight, mode, scale_grad_by_freq, sparse, per_sample_weights, padding_idx)
+    if input.dim() == 2:
+        if offsets is not None:
+            raise ValueError(
+                "if input is 2D, then offsets has to be None, as input is treated is a mini-batch "
+                "of fixed length sequences. However, found offsets of type "
+                f"{type(offsets).__name__}"
+            )
+        count, length = input.shape
+        bags = webtorch.arange(count, device=input.device).repeat_interleave(length)
+    elif input.dim() == 1:
+        if offsets is None:
+            raise ValueError("offsets has to be a 1D Tensor but got None")
+        if offsets.dim() != 1:
+            raise ValueError("offsets has to be a 1D Tensor")
+        count = int(offsets.shape[0]) - (1 if include_last_offset else 0)
+        # The bag of a position is how many bags began at or before it.
+        starts = offsets[:count]
+        positions = webtorch.arange(int(input.shape[0]), device=input.device)
+        bags = webtorch.searchsorted(starts.to(positions.dtype), positions, right=True) - 1
+        bags = _checked(bags, offsets, int(input.shape[0]))
+    else:
+        raise ValueError(
+            f"input has to be 1D or 2D Tensor, but got Tensor of dimension {input.dim()}"
+        )
+    check_places("embedding_bag", input, int(weight.shape[0]), _FAR)
+    flat = input.reshape(-1)
+    rows = _embedding(flat, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    return _reduced(rows, flat, bags, count, mode, per_sample_weights, padding_idx, weight)
+
+
+def _check_options(
+    input: Tensor,
+    weight: Tensor,
+    mode: str,
+    scale_grad_by_freq: bool,
+    sparse: bool,
+    per_sample_weights: Tensor | None,
+    padding_idx: int | None,
+) -> None:
+    """Raise as PyTorch does for options that do not go together."""
     if per_sample_weights is not None and input.size() != per_sample_weights.size():
         raise ValueError(
             f"embedding_bag: If per_sample_weights ({per_sample_weights.size()}) is not None, then "
@@ -79,34 +120,6 @@ def embedding_bag(
                 f"padding_idx must be within the number of embeddings, -{rows} through {rows - 1}, but got "
                 f"{padding_idx}"
             )
-    if input.dim() == 2:
-        if offsets is not None:
-            raise ValueError(
-                "if input is 2D, then offsets has to be None, as input is treated is a mini-batch "
-                "of fixed length sequences. However, found offsets of type "
-                f"{type(offsets).__name__}"
-            )
-        count, length = input.shape
-        bags = webtorch.arange(count, device=input.device).repeat_interleave(length)
-    elif input.dim() == 1:
-        if offsets is None:
-            raise ValueError("offsets has to be a 1D Tensor but got None")
-        if offsets.dim() != 1:
-            raise ValueError("offsets has to be a 1D Tensor")
-        count = int(offsets.shape[0]) - (1 if include_last_offset else 0)
-        # The bag of a position is how many bags began at or before it.
-        starts = offsets[:count]
-        positions = webtorch.arange(int(input.shape[0]), device=input.device)
-        bags = webtorch.searchsorted(starts.to(positions.dtype), positions, right=True) - 1
-        bags = _checked(bags, offsets, int(input.shape[0]))
-    else:
-        raise ValueError(
-            f"input has to be 1D or 2D Tensor, but got Tensor of dimension {input.dim()}"
-        )
-    check_places("embedding_bag", input, int(weight.shape[0]), _FAR)
-    flat = input.reshape(-1)
-    rows = _embedding(flat, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
-    return _reduced(rows, flat, bags, count, mode, per_sample_weights, padding_idx, weight)
 
 
 def _checked(bags: Tensor, offsets: Tensor, length: int) -> Tensor:

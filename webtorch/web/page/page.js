@@ -1,10 +1,12 @@
 /** The page of an export: trains, draws the loss, takes inputs by hand and shows what the program makes of them. */
 
-import { $, curve, drawn, elementsOf, examples, make, opened, paint, say, shares, text } from "./widgets.js";
+import { $, curve, drawn, elementsOf, examples, initial, make, opened, paint, say, shares, text } from "./widgets.js";
 
 // Milliseconds between two looks at the samples while training, and characters that are written at once.
 const LOOK = 1200;
 const PROMPT = 160;
+// Steps of which a number beside the curve is the mean.
+const MEAN = 16;
 const values = [];
 let model = null;
 // The function that trains (or is measured), the one that answers, and the one that only tells a number.
@@ -14,6 +16,12 @@ let judging = null;
 let batches = {};
 let resultName = null;
 let running = false;
+// Which run it is: a loop ends when another one begins.
+let turn = 0;
+// Whether the weights began at random numbers here.
+let fresh = false;
+// Of each other number that a step gives: its latest values.
+const others = new Map();
 let started = 0;
 let startedAt = 0;
 let looked = 0;
@@ -27,9 +35,12 @@ const bytesText = (n) => (n < 1e3 ? `${n} B` : n < 1e6 ? `${(n / 1e3).toFixed(1)
 
 function fail(error) {
   running = false;
-  $("run").textContent = "Run";
+  $("run").textContent = doing();
   say(error.message, true);
 }
+
+/** Return what the button does when nothing runs. */
+const doing = () => (!model?.functions[training]?.writes ? "Run" : model.program.initial && !fresh ? "Continue" : "Train");
 
 function draw(at = null) {
   $("unit").textContent = curve($("chart"), values, at);
@@ -69,15 +80,25 @@ async function step() {
   const outputs = await model[training](given[values.length % given.length]);
   if (resultName) show(outputs[resultName].data[0]);
   else show(NaN, summary(outputs));
+  for (const [name, latest] of others) {
+    latest.push(outputs[name].data[0]);
+    if (latest.length > MEAN) latest.shift();
+    const mean = latest.reduce((sum, v) => sum + v, 0) / latest.length;
+    if (name === beside()) $("size").textContent = /^acc/i.test(name) ? `${(100 * mean).toFixed(1)} %` : text(mean);
+  }
 }
+
+/** Return the second number of a training step, which has the fourth figure where no function of its own judges. */
+const beside = () => (judging ? null : ([...others.keys()][0] ?? null));
 
 async function run() {
   running = !running;
-  $("run").textContent = running ? "Pause" : "Run";
+  const mine = ++turn;
+  $("run").textContent = running ? "Pause" : doing();
   [started, startedAt] = [values.length, performance.now()];
   try {
     let drawn = 0;
-    while (running) {
+    while (running && mine === turn) {
       await step();
       if (performance.now() - drawn > 50) {
         draw();
@@ -87,8 +108,27 @@ async function run() {
         await new Promise(requestAnimationFrame);
       }
     }
+    if (mine !== turn) return;
     draw();
     await look();
+  } catch (error) {
+    fail(error);
+  }
+}
+
+/** Train from the weights before any training. */
+async function startFromRandom() {
+  running = false;
+  turn++;
+  try {
+    await model.loadState(await initial());
+    fresh = true;
+    values.length = 0;
+    for (const latest of others.values()) latest.length = 0;
+    $("values").replaceChildren();
+    $("steps").textContent = "0";
+    await look();
+    await run();
   } catch (error) {
     fail(error);
   }
@@ -134,6 +174,9 @@ function describe() {
       return row;
     }),
   );
+  // Where no step has a line of a program, there is no column of them.
+  const lines = rows.some((row) => row.cells[2].textContent);
+  for (const row of [...rows, $("program").parentElement.tHead.rows[0]]) row.cells[2].hidden = !lines;
   $("program").replaceChildren(...rows);
   $("summary").textContent = Object.entries(model.functions).map(([name, f]) => `${name}: ${parts(f).length} ${model.device === "cpu" ? "calls" : "dispatches"}`).join(", ");
   const size = bytesText(model.program.states.reduce((sum, s) => sum + s.bytes, 0));
@@ -146,7 +189,7 @@ async function measure() {
     const { rows } = await model.profile(name, batches[name]?.[0] ?? (await given()));
     rows.forEach((row, i) => {
       const cell = document.querySelector(`[data-step="${CSS.escape(`${name}.${i}`)}"] td:last-child`);
-      cell.textContent = (row.ms * 1e3).toPrecision(3);
+      cell.textContent = rate(row.ms * 1e3);
     });
   } catch (error) {
     fail(error);
@@ -157,6 +200,38 @@ async function measure() {
 
 const isText = (argument) => vocabulary !== null && argument.kind === "integers" && argument.shape.length >= 1;
 
+/** Return how far a point is from a line between two others. */
+function distance([x, y], [fromX, fromY], [toX, toY]) {
+  const [dx, dy] = [toX - fromX, toY - fromY];
+  const along = Math.max(0, Math.min(1, ((x - fromX) * dx + (y - fromY) * dy) / (dx * dx + dy * dy || 1)));
+  return Math.hypot(x - fromX - along * dx, y - fromY - along * dy);
+}
+
+/** Return the mean of the boxes that bright points of examples fill: left, top, right, bottom. */
+function inkBox({ data, shape }, top) {
+  const [height, width] = shape.slice(-2);
+  const count = elementsOf(shape.slice(0, -2));
+  const sum = [0, 0, 0, 0];
+  for (let n = 0; n < count; n++) {
+    const box = [width, height, 0, 0];
+    for (let at = 0; at < height * width; at++) {
+      if (Number(data[n * height * width + at]) < 0.4 * top) continue;
+      const [x, y] = [at % width, Math.floor(at / width)];
+      [box[0], box[1], box[2], box[3]] = [Math.min(box[0], x), Math.min(box[1], y), Math.max(box[2], x), Math.max(box[3], y)];
+    }
+    box.forEach((v, i) => (sum[i] += v / count));
+  }
+  return sum;
+}
+
+/** Return what moves points into a box: as high as it, or as wide where they are wider, in its middle. */
+function fitted(points, [left, top, right, bottom]) {
+  const [xs, ys] = [points.map((p) => p[0]), points.map((p) => p[1])];
+  const [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
+  const scale = Math.min((bottom - top) / Math.max(y1 - y0, 1e-3), (right - left) / Math.max(x1 - x0, 1e-3), 4);
+  return ([x, y]) => [(left + right) / 2 + scale * (x - (x0 + x1) / 2), (top + bottom) / 2 + scale * (y - (y0 + y1) / 2)];
+}
+
 /** Return a canvas to draw on, with buttons; its reader gives a whole batch, with the drawing in the first place. */
 function imageInput(argument, example) {
   const { shape, dtype } = argument;
@@ -166,31 +241,51 @@ function imageInput(argument, example) {
   const canvas = make("canvas", { className: "draw", title: "Draw here" });
   canvas.setAttribute("aria-label", `${argument.name}: draw here`);
   const top = dtype === "uint8" ? 255 : 1;
-  const redraw = () => paint(canvas, { data: batch, shape }, 0, dtype);
+  const hint = make("span", { textContent: "Draw here" });
+  const redraw = () => {
+    paint(canvas, { data: batch, shape }, 0, dtype);
+    hint.hidden = batch.subarray(0, size).some((v) => v !== 0);
+  };
   let shownExample = 0;
+  // The picture that is drawn upon.
+  const under = new Float32Array(size);
   const put = (values) => {
+    strokes.length = 0;
+    under.set(values);
     batch.set(values, 0);
     redraw();
   };
-  // A soft brush, one sixteenth of the picture wide at least.
+  // A soft brush, one sixteenth of the picture wide at least, along what was drawn.
   const radius = Math.max(0.75, width / 16);
-  const stroke = (event) => {
-    const box = canvas.getBoundingClientRect();
-    const [x, y] = [((event.clientX - box.left) / box.width) * width - 0.5, ((event.clientY - box.top) / box.height) * height - 0.5];
+  const strokes = [];
+  const box = example && channels === 1 ? inkBox(example, top) : null;
+  const ink = (map = (p) => p) => {
+    const segments = strokes.flatMap((points) => points.map((p, n) => [map(points[Math.max(0, n - 1)]), map(p)]));
     for (let i = 0; i < height; i++) {
       for (let j = 0; j < width; j++) {
-        const ink = top * Math.max(0, Math.min(1, 1.35 - Math.hypot(i - y, j - x) / radius));
-        for (let c = 0; c < channels; c++) batch[(c * height + i) * width + j] = Math.max(batch[(c * height + i) * width + j], ink);
+        const far = Math.min(...segments.map(([from, to]) => distance([j, i], from, to)));
+        for (let c = 0; c < channels; c++) {
+          const at = (c * height + i) * width + j;
+          batch[at] = Math.max(under[at], top * Math.max(0, Math.min(1, 1.35 - far / radius)));
+        }
       }
     }
     redraw();
     answerSoon();
   };
+  const pointed = (event) => {
+    const place = canvas.getBoundingClientRect();
+    strokes.at(-1)?.push([((event.clientX - place.left) / place.width) * width - 0.5, ((event.clientY - place.top) / place.height) * height - 0.5]);
+    ink();
+  };
   canvas.addEventListener("pointerdown", (event) => {
     canvas.setPointerCapture(event.pointerId);
-    stroke(event);
+    strokes.push([]);
+    pointed(event);
   });
-  canvas.addEventListener("pointermove", (event) => event.buttons && stroke(event));
+  canvas.addEventListener("pointermove", (event) => event.buttons && pointed(event));
+  // What was drawn is made as large as the examples are, and put where theirs is: a network has seen no other ones.
+  canvas.addEventListener("pointerup", () => box && strokes.length && !under.some((v) => v) && ink(fitted(strokes.flat(), box)));
   const clear = make("button", { textContent: "Clear" });
   clear.addEventListener("click", () => {
     put(new Float32Array(size));
@@ -227,7 +322,7 @@ function imageInput(argument, example) {
   if (example && channels === 3) put(Array.from(example.data.slice(0, size), Number));
   else redraw();
   readers.set(argument.name, () => ({ data: dtype === "uint8" ? Array.from(batch, Math.round) : batch, shape }));
-  return make("div", { className: "drawing" }, canvas, buttons);
+  return make("div", { className: "drawing" }, make("div", { className: "pad" }, canvas, hint), buttons);
 }
 
 function textInput(argument, example) {
@@ -271,8 +366,10 @@ function addInputs() {
   const parts = description.arguments.map((argument) => {
     const beside = example[argument.name];
     const editor = argument.kind === "image" ? imageInput(argument, beside) : isText(argument) ? textInput(argument, beside) : numbersInput(argument, beside);
-    const form = `${argument.name} · ${argument.dtype}[${argument.shape.join(", ")}]`;
-    return make("fieldset", {}, make("legend", { textContent: form }), editor);
+    const [height, width] = argument.shape.slice(-2);
+    const form = argument.kind === "image" ? `a picture of ${width} × ${height}` : isText(argument) ? "text" : argument.kind === "integers" ? "whole numbers" : "numbers";
+    const legend = make("legend", { textContent: `${argument.name}: ${form}`, title: `${argument.dtype}[${argument.shape.join(", ")}]` });
+    return make("fieldset", {}, legend, editor);
   });
   for (const { name, value } of description.numbers) {
     const field = make("input", { type: "number", step: "any", value: String(value) });
@@ -282,7 +379,7 @@ function addInputs() {
   }
   $("inputs").replaceChildren(...parts);
   const writes = textOutput() !== null;
-  $("ask").textContent = writes ? "Write" : "Run";
+  $("ask").textContent = writes ? "Write" : "Answer";
   $("ask").addEventListener("click", () => (writes ? write() : answer()));
 }
 
@@ -414,18 +511,25 @@ async function look() {
   const scores = scoresOutput();
   if (!(image && scores) && !wording) return;
   const outputs = await model[answering](batch);
+  let score = "";
   if (image && scores) {
     const { data, shape } = outputs[scores.name];
     const count = Math.min(24, elementsOf(image.shape.slice(0, -3)));
     const size = shape.at(-1);
+    const { targets } = model.program;
+    let right = 0;
     const nodes = Array.from({ length: count }, (_, i) => {
       const canvas = document.createElement("canvas");
       paint(canvas, batch[image.name], i, image.dtype);
       const parts = shares(Array.from(data.slice(i * size, (i + 1) * size)));
       const best = parts.indexOf(Math.max(...parts));
-      return make("figure", {}, canvas, make("figcaption", { textContent: `${labelOf(best)} · ${Math.round(100 * parts[best])} %` }));
+      const read = `${labelOf(best)} · ${Math.round(100 * parts[best])} %`;
+      const wrong = targets && targets[i] !== best;
+      right += !wrong;
+      return make("figure", {}, canvas, make("figcaption", { textContent: wrong ? `${read}, is ${labelOf(targets[i])}` : read, className: wrong ? "wrong" : "" }));
     });
     $("samples").replaceChildren(...nodes);
+    score = targets ? `, ${right} of ${count} right` : "";
   } else {
     const { input, output } = wording;
     const length = input.shape.at(-1);
@@ -433,15 +537,16 @@ async function look() {
       const row = outputs[output.name].data.slice(t * vocabulary.length, (t + 1) * vocabulary.length);
       return row.indexOf(Math.max(...row));
     });
-    const words = (ids) => ids.map((i) => vocabulary[Number(i)]).join("");
+    // Line breaks are shown, so that both lines stay one above the other.
+    const words = (ids) => ids.map((i) => vocabulary[Number(i)]).join("").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
     $("samples").className = "text";
     $("samples").replaceChildren(
-      make("pre", { textContent: `reads    ${JSON.stringify(words(Array.from(batch[input.name].data.slice(0, length))))}` }),
-      make("pre", { textContent: `expects  ${JSON.stringify(words(best))}` }),
+      make("pre", { textContent: `reads    ${words(Array.from(batch[input.name].data.slice(0, length)))}` }),
+      make("pre", { textContent: `expects  ${words(best)}` }),
     );
   }
   $("sampling").hidden = false;
-  $("sampled").textContent = values.length ? `after ${values.length} steps` : "before any step here";
+  $("sampled").textContent = (values.length ? `after ${values.length} steps` : "before any step here") + score;
 }
 
 // --- start ------------------------------------------------------------------------------------------------------------
@@ -469,7 +574,13 @@ async function start() {
   describe();
   if (training) {
     $("training").hidden = false;
-    resultName = model.functions[training].returns.find(isOne)?.name ?? null;
+    const numbers = model.functions[training].returns.filter(isOne).map((r) => r.name);
+    resultName = numbers.shift() ?? null;
+    for (const name of numbers) others.set(name, []);
+    if (beside()) [$("fourth-name").textContent, $("size").textContent] = [beside(), "–"];
+    $("run").textContent = doing();
+    $("random").hidden = !model.program.initial;
+    if (model.program.initial) $("reset").textContent = "Trained weights";
     $("chart-name").textContent = $("last-name").textContent = resultName ?? "Result";
     if (perStep() > 1) $("speed-unit").textContent = "examples/s";
     if (!resultName) {
@@ -496,6 +607,7 @@ async function start() {
   $("profile").disabled = !(batches[training ?? answering].length || answering);
   $("profile").addEventListener("click", measure);
   $("run").addEventListener("click", run);
+  $("random").addEventListener("click", startFromRandom);
   $("once").addEventListener("click", () => step().then(() => (draw(), look())).catch(fail));
   $("reset").addEventListener("click", async () => {
     running = false;
@@ -523,7 +635,7 @@ async function start() {
     if (!values.length) return;
     const box = $("chart").getBoundingClientRect();
     const share = (event.clientX - box.left - 52) / (box.width - 60);
-    const at = Math.round(share * Math.max(values.length - 1, 9));
+    const at = Math.round(share * Math.max(values.length - 1, 8));
     draw(Math.max(0, Math.min(values.length - 1, at)));
   });
   $("chart").addEventListener("pointerleave", () => draw());

@@ -49,14 +49,16 @@ export function curve(svg, values, at = null) {
   const step = 10 ** Math.floor(Math.log10(high - low));
   const tick = (high - low) / step > 5 ? 2 * step : (high - low) / step > 2 ? step : step / 2;
   [low, high] = [Math.floor(low / tick) * tick, Math.ceil(high / tick) * tick];
-  const last = Math.max(values.length - 1, 9);
+  const last = Math.max(values.length - 1, 8);
   const x = (i) => left + ((width - left - right) * i) / last;
   const y = (v) => top + (height - top - bottom) * (1 - (v - low) / (high - low));
+  if (!finite.length) add("text", { class: "empty", x: (left + width) / 2, y: height / 2, "text-anchor": "middle" }, "Each step adds a point here");
   for (let v = low; v <= high + tick / 2; v += tick) {
+    if (!finite.length && v > low) break;
     add("line", { class: "grid", x1: left, x2: width - right, y1: y(v), y2: y(v) });
-    add("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, String(Number(v.toPrecision(6))));
+    if (finite.length) add("text", { x: left - 8, y: y(v) + 4, "text-anchor": "end" }, String(Number(v.toPrecision(6))));
   }
-  for (let i = 0; i <= 4; i++) {
+  for (let i = 0; i <= 4 && finite.length; i++) {
     const s = Math.round((last * i) / 4);
     add("text", { x: x(s), y: height - 4, "text-anchor": i === 0 ? "start" : i === 4 ? "end" : "middle" }, String(s + 1));
   }
@@ -91,6 +93,11 @@ export async function opened(options = {}) {
 function inline(name) {
   const block = $(name);
   return block ? Uint8Array.from(atob(block.textContent), (c) => c.charCodeAt(0)).buffer : null;
+}
+
+/** Return the weights before any training, as `loadState` takes them. */
+export async function initial() {
+  return inline("initial.safetensors") ?? fetchFile(new URL("./", location.href), "initial.safetensors");
 }
 
 /** Return the inputs to try of each function. */

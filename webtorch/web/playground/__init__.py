@@ -17,13 +17,16 @@ import os
 import shutil
 import subprocess
 import tokenize
+import urllib.request
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from webtorch.errors import WebtorchError
 from webtorch.runtime.disk import root
 from webtorch.show.theme import style
 from webtorch.version import PACKAGE
+from webtorch.web.site import unserved
 
 HERE = Path(__file__).parent
 _PAGE = ("play.js", "editor.js", "worker.js")
@@ -33,6 +36,8 @@ _PYODIDE = (
 )  # fmt: skip
 # The version that the page is written for and tested with.
 PYODIDE_VERSION = "314.0.7"
+# Where Pyodide's own packages lie, each with a digest in `pyodide-lock.json`.
+_WHEELS = f"https://cdn.jsdelivr.net/pyodide/v{PYODIDE_VERSION}/full"
 EXAMPLES = {
     "digits": "Handwritten digits (CNN)",
     "gpt": "A small GPT",
@@ -51,6 +56,7 @@ def build_playground(
     path: str | Path,
     *,
     pyodide: str | Path | None = None,
+    packages: Sequence[str] = (),
     compiled: bool = True,
     title: str = "webtorch playground",
 ) -> Path:
@@ -58,8 +64,10 @@ def build_playground(
 
     `pyodide` is the folder of the npm package of that name; without it, the variable WEBTORCH_PYODIDE
     names it; else a `node_modules/pyodide` of this or a parent folder is taken, or npm fetches the
-    package into the cache. `compiled` adds Python's bytecode, where Node.js is there to make it: the
-    page then starts in half the time. Raises PyodideMissingError, saying what to do, when none of this works.
+    package into the cache. `packages` names packages of Pyodide that programs of the page can import ("numpy",
+    "matplotlib"); their wheels are taken from that folder, where it is a full release, else fetched. `compiled` adds
+    Python's bytecode, where Node.js is there to make it: the page then starts in half the time. Raises
+    PyodideMissingError, saying what to do, when none of this works.
     """
     source = find_pyodide(pyodide)
     path = Path(path)
@@ -68,6 +76,7 @@ def build_playground(
     (path / "data").mkdir(exist_ok=True)
     for name in _PYODIDE:
         shutil.copyfile(source / name, path / "pyodide" / name)
+    _add_packages(path / "pyodide", source, packages)
     for name in _PAGE:
         shutil.copyfile(HERE / name, path / name)
     sheet = style((HERE / "play.css").read_text(encoding="utf-8"))
@@ -87,11 +96,12 @@ def build_playground(
         "wheel": wheel.name,
         "bytecode": bytecode and bytecode.name,
         "data": data,
+        "packages": list(packages),
         "examples": [{"name": n, "title": t} for n, t in EXAMPLES.items()],
     }
     (path / "playground.json").write_text(json.dumps(site, indent=1) + "\n", encoding="utf-8")
     page = (HERE / "index.html").read_text(encoding="utf-8")
-    page = page.replace("{{title}}", html.escape(title))
+    page = unserved(page.replace("{{title}}", html.escape(title)), "script-src 'self'")
     (path / "index.html").write_text(page, encoding="utf-8")
     return path
 
@@ -155,6 +165,34 @@ def _fetched() -> Path:
             f"playground: npm could not fetch pyodide {PYODIDE_VERSION} into {folder}: {reason}. {advice}"
         )
     return place
+
+
+def _add_packages(target: Path, source: Path, names: Sequence[str]) -> None:
+    """Write the wheels of packages, and of what they need, beside Pyodide. Raises PyodideMissingError."""
+    known = json.loads((source / "pyodide-lock.json").read_text(encoding="utf-8"))["packages"]
+    wanted = list(names)
+    for name in wanted:
+        if name not in known:
+            raise PyodideMissingError(f"playground: Pyodide has no package {name!r}")
+        wanted += [n for n in known[name]["depends"] if n not in wanted]
+        file, digest = known[name]["file_name"], known[name]["sha256"]
+        places = (source / file, root() / f"pyodide-{PYODIDE_VERSION}" / file)
+        found = next((p for p in places if p.is_file()), None)
+        if found is None:
+            found = places[-1]
+            found.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                with urllib.request.urlopen(f"{_WHEELS}/{file}") as answer:
+                    data = answer.read()
+            except OSError as error:
+                raise PyodideMissingError(
+                    f"playground: {file} could not be fetched ({error}). Name the folder of a full release of Pyodide "
+                    f"{PYODIDE_VERSION}, which holds it: --pyodide FOLDER"
+                ) from error
+            if hashlib.sha256(data).hexdigest() != digest:
+                raise PyodideMissingError(f"playground: {_WHEELS}/{file} is not what Pyodide says")
+            found.write_bytes(data)
+        shutil.copyfile(found, target / file)
 
 
 def _bytecode(pyodide: Path, wheel: Path) -> Path | None:

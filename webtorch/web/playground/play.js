@@ -144,7 +144,7 @@ function start() {
     event.preventDefault();
     fail(`The worker stopped: ${event.message || "its script could not be loaded"}`);
   };
-  worker.postMessage({ type: "start", wheel: site.wheel, bytecode: site.bytecode, files: site.data, interrupt });
+  worker.postMessage({ type: "start", wheel: site.wheel, bytecode: site.bytecode, files: site.data, packages: site.packages, interrupt });
 }
 
 function fail(text) {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import builtins
 import importlib
 import inspect
 import io
@@ -51,6 +52,45 @@ class _Stream(io.TextIOBase):
         return True
 
 
+# What programs import that a page does not have, and what does the same here.
+_INSTEAD = {
+    "matplotlib": "`from webtorch import show` has show.plot({'loss': losses}) and show.image(x)",
+    "numpy": "tensors do what arrays do, and x.tolist() gives numbers",
+    "scipy": "torch.special, torch.fft and torch.linalg have much of it",
+    "tensorboard": "`from webtorch import show` has show.plot({'loss': losses}, key='loss')",
+    "tqdm": "print(f'{step} of {steps}', end='\\r') writes over its line",
+}
+
+
+class _Absent:
+    """Asked last for a module: says what to do without it."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Raise ModuleNotFoundError for packages that are not in the page."""
+        root = name.partition(".")[0]
+        # What tries an import and goes on without is no program's.
+        if path is not None or not _typed_import():
+            return
+        instead = _INSTEAD.get(root, "Python's standard library and webtorch are here")
+        raise ModuleNotFoundError(
+            f"No module named {name!r}: this page does not have it. {instead[0].upper()}{instead[1:]}. Where Pyodide "
+            f"has it, `webtorch playground DIR --packages {root}` writes a page with it",
+            name=name,
+        )
+
+
+def _typed_import() -> bool:
+    """Whether the import that runs now stands in what was typed."""
+    frame: Any = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename == FILE
+
+
+def _input(prompt: object = "") -> str:
+    raise EOFError("input: nobody can type into a page's program: write the value into it")
+
+
 def _display(drawing: show.Drawing) -> None:
     page.show(drawing.key, drawing.mime, drawing.title, drawing.data)
 
@@ -61,6 +101,10 @@ def _start() -> None:
     browser: Any = importlib.import_module("webtorch.runtime.backends.webgpu.browser")
     browser.on_pause = page.pause
     install_as_torch()
+    sys.meta_path.append(_Absent())
+    builtins.input = _input
+    # Where the page has Matplotlib, its figures appear.
+    os.environ["MPLBACKEND"] = "module://webtorch.web.playground.figures"
     reset()
 
 

@@ -35,6 +35,8 @@ function show(key, mime, title, data) {
 // message can set it only while Python waits.
 let interrupted = new Uint8Array(1);
 let pausing = false;
+// Packages of Pyodide that the page has, which are loaded when a program imports them.
+let packages = [];
 
 function pause(on) {
   pausing = on;
@@ -54,7 +56,8 @@ async function get(name) {
   return answer.arrayBuffer();
 }
 
-async function start({ wheel, bytecode, files, interrupt }) {
+async function start({ wheel, bytecode, files, interrupt, packages: here = [] }) {
+  packages = here;
   const began = performance.now();
   const step = (text) => postMessage({ type: "status", text });
   step("Loading Python …");
@@ -87,6 +90,9 @@ async function run({ code }) {
   interrupted[0] = 0;
   // runPythonAsync is an entry from which Python may pause (JSPI).
   const began = performance.now();
+  const wanted = packages.filter((name) => new RegExp(`^\\s*(import|from)\\s+${name}\\b`, "m").test(code));
+  if (wanted.length) await python.loadPackage(wanted, { messageCallback: () => {}, checkIntegrity: false });
+  packages = packages.filter((name) => !wanted.includes(name));
   python.globals.set("_webtorch_cell", code);
   const entry = "from webtorch.web.playground import session as _s\nawait _s.run(_webtorch_cell)";
   const result = JSON.parse(await python.runPythonAsync(entry));

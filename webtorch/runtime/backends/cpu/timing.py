@@ -8,7 +8,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from webtorch.ir.program import Copy
-from webtorch.runtime.watch import Listener, Run, Timing
+from webtorch.runtime.watch import Listener, Run, Timing, watch
 
 if TYPE_CHECKING:
     from webtorch.runtime.backends.cpu.executable import CpuExecutable
@@ -45,12 +45,12 @@ def run_timed(
         for name, value in executable.call.__globals__.items()
     }
     run = FunctionType(executable.call.__code__, names)
-    started = perf_counter()
+    lines, started = watch.taken(), perf_counter()
     outputs: list[CpuBuffer] = run(inputs, args, ready)
     ended = perf_counter()
     shown = [
         "copy" if isinstance(s, Copy) else program.routines[s.routine].name for s in program.steps
     ]
     found = [Timing(i, shown[i], *pair) for i, pair in enumerate(times)]
-    listener.ran(Run(program, "cpu", started, ended, lambda: found, True))
+    listener.ran(Run(program, "cpu", started, ended, lambda: found, True, lines))
     return outputs

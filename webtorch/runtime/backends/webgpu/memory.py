@@ -9,6 +9,7 @@ and aborts the process when submitted work names a destroyed buffer.
 
 from __future__ import annotations
 
+import gc
 import heapq
 import os
 from collections import defaultdict, deque
@@ -283,17 +284,22 @@ class Pool:
                 f"allocate: {what}{_size(nbytes)} ({nbytes} bytes), is more than one buffer can be "
                 f"on this adapter ({_size(most)}, {most} bytes); split the tensor, or use device 'cpu'"
             )
-        if self.limit is not None and self.reserved + capacity > self.limit:
-            self.release_unused()
-            if self.reserved + capacity > self.limit:
-                raise self._exhausted(what, nbytes, f"WEBTORCH_MEMORY_LIMIT is {_size(self.limit)}")
         usage = STORAGE | COPY_SRC | COPY_DST
-        pointer, problem = self._native.create_buffer(capacity, usage)
-        if problem is not None:
-            self.release_unused()
+        problem: Problem | None = None
+        for make_room in (None, self.release_unused, self._release_garbage):
+            if make_room is not None:
+                make_room()
+            if self.limit is not None and self.reserved + capacity > self.limit:
+                continue
             pointer, problem = self._native.create_buffer(capacity, usage)
-        if problem is not None:
-            raise self._failure(problem, what, nbytes)
+            if problem is None:
+                break
+        else:
+            if problem is not None:
+                raise self._failure(problem, what, nbytes)
+            raise self._exhausted(
+                what, nbytes, f"WEBTORCH_MEMORY_LIMIT is {_size(self.limit or 0)}"
+            )
         number = self.number()
         block = self._blocks[number] = Block(number, pointer, capacity)
         self.reserved += capacity
@@ -330,6 +336,11 @@ class Pool:
                 self.reserved -= block.capacity
                 self._native.release_buffer(block.pointer)
         self._free.clear()
+
+    def _release_garbage(self) -> None:
+        """Give back what only objects hold that Python has yet to find unused, too."""
+        gc.collect()
+        self.release_unused()
 
 
 def _size(nbytes: int) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from webtorch.runtime.backends.webgpu.native import COPY_DST, COPY_SRC, MAP_READ, Pointer
-from webtorch.runtime.watch import Listener, Run, Timing
+from webtorch.runtime.watch import Listener, Run, Timing, watch
 
 if TYPE_CHECKING:
     from webtorch.runtime.backends.webgpu.device import WebGPUBackend
@@ -54,7 +54,7 @@ _QUERY_SETS: WeakKeyDictionary[WebGPUBackend, _QuerySets] = WeakKeyDictionary()
 
 def run_timed(executable: WebGPUExecutable, plan: _Plan, listener: Listener) -> None:
     """Encode and submit a plan with every dispatch timed, and tell the listener. Needs the device's lock."""
-    device, labels = executable._device, executable.labels
+    device, labels, lines = executable._device, executable.labels, watch.taken()
     started = perf_counter()
     stamped = "timestamp-query" in device.features
     pairs = _stamped(device, plan) if stamped else _waited(device, plan)
@@ -67,7 +67,7 @@ def run_timed(executable: WebGPUExecutable, plan: _Plan, listener: Listener) -> 
 
     name = f"webgpu:{device.index}"
     ended = perf_counter()
-    listener.ran(Run(executable.program, name, started, ended, times, not stamped))
+    listener.ran(Run(executable.program, name, started, ended, times, not stamped, lines))
 
 
 def _stamped(device: WebGPUBackend, plan: _Plan) -> Callable[[], list[Pair]]:

@@ -1,0 +1,62 @@
+"""The commands of language models: what they print, and what they say where it does not work."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from webtorch import cli
+
+
+def test_chat_talks_and_obeys(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = [
+        "heap",
+        "/system Be short.",
+        "push",
+        "/load nowhere.gguf",
+        "/help",
+        f"/load {trained}",
+        "/quit",
+        "never",
+    ]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(said)))
+    told = ["--device", "cpu", "--max-tokens", "3", "--temperature", "0", "--context", "64"]
+    assert cli.main(["chat", str(trained), *told]) == 0
+    out, wrong = capsys.readouterr()
+    assert out.count("3 tokens, ") == 2 and "million parameters, on cpu" in out
+    assert "for 64 tokens" in out and " free" in out
+    assert "/system TEXT" in out and "nowhere.gguf" in wrong
+
+
+def test_generate_prints_the_text_alone(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = ["--device", "cpu", "--max-tokens", "5", "--top-k", "1", "--cache", "float16"]
+    assert cli.main(["generate", str(trained), "def heappush(", *told]) == 0
+    out, aside = capsys.readouterr()
+    assert "tokens" not in out and out.strip() and "5 tokens" in aside
+    assert cli.main(["generate", str(trained), "def ", "--device", "cpu", "--top-p", "2"]) == 1
+    assert "top_p is 2.0; 0.0 to 1.0 is wanted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["absent.gguf", "wrong.gguf"])
+def test_what_is_no_model_is_said(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "wrong.gguf").write_bytes(b"GGUF" + bytes(2))
+    assert cli.main(["generate", str(tmp_path / name), "x", "--device", "cpu"]) == 1
+    assert name in capsys.readouterr().err
+
+
+def test_the_server_listens_here_unless_told(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr("uvicorn.run", lambda app, **told: asked.append(told))
+    assert cli.main(["serve-llm", str(trained), "--device", "cpu"]) == 0
+    assert asked[0]["host"] == "127.0.0.1"
+    assert cli.main(["serve-llm", str(trained), "--device", "cpu", "--host", "0.0.0.0"]) == 0
+    assert "--api-key asks for a key" in capsys.readouterr().out

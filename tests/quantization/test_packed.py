@@ -1,0 +1,246 @@
+"""Packed tensors: blocks against the gguf package, products and rows against what is unpacked."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from gguf import quants
+
+import webtorch
+from webtorch.errors import DTypeError, ShapeError
+from webtorch.nn import functional as F
+from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, PackedTensor, quantize
+from webtorch.quantization.packing import PACKING
+
+Array = np.ndarray[Any, Any]
+# Those of a table row each; one of each layout: a byte for an element, halves of bytes, rows that end within words.
+ALL = sorted(FORMATS)
+SOME = ["Q8_0", "Q4_K", "Q6_K", "MXFP4"]
+
+
+def drawn(name: str, rows: int, columns: int, *, finite: bool = True) -> Array:
+    """Return random blocks; with `finite` scales, such as models have."""
+    form = FORMATS[name]
+    numbers = np.random.default_rng(len(name) + rows)
+    blocks = numbers.integers(
+        0, 256, (rows * columns // form.elements, form.nbytes), dtype=np.uint8
+    )
+    if finite:
+        for at in HALVES.get(name, ()):
+            scales = numbers.uniform(0.01, 0.1, len(blocks)).astype(np.float16)
+            blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
+        if name == "MXFP4":
+            blocks[:, 0] = numbers.integers(120, 126, len(blocks))
+        if name == "Q8_K":
+            scales = numbers.uniform(0.01, 0.1, len(blocks)).astype(np.float32)
+            blocks[:, :4] = scales.view(np.uint8).reshape(-1, 4)
+    return blocks.reshape(rows, -1)
+
+
+# Where the scales of 16 bits lie.
+HALVES = {
+    "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,),
+    "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+}  # fmt: skip
+
+
+def unpacked(name: str, blocks: Array) -> Array:
+    """Return what the gguf package makes of rows of blocks."""
+    with np.errstate(all="ignore"):
+        if name == "Q8_K":
+            flat = blocks.reshape(-1, 292)
+            found = flat[:, :4].copy().view("f4") * flat[:, 4:260].view("i1").astype("f4")
+        else:
+            found = quants.dequantize(blocks, Kind[name])
+    return np.asarray(found).reshape(len(blocks), -1)
+
+
+def packed(name: str, blocks: Array, device: str, columns: int) -> PackedTensor:
+    """Return rows of blocks as a packed tensor."""
+    return PackedTensor.from_bytes(blocks.tobytes(), name, (len(blocks), columns), device=device)
+
+
+def near(out: Any, expected: Any, x: Any, weight: Any) -> None:
+    """Compare products that add in other orders: by what their terms are as sums without signs."""
+    with webtorch.no_grad():
+        bound = 2e-6 * float((x.abs() @ weight.abs().t()).max())
+    webtorch.testing.assert_close(out, expected, rtol=0, atol=bound)
+
+
+def test_the_sizes_are_those_of_the_gguf_package() -> None:
+    for name, form in FORMATS.items():
+        assert gguf.GGML_QUANT_SIZES[Kind[name]] == (form.elements, form.nbytes), name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_blocks_are_unpacked_to_the_bit(name: str, device: str) -> None:
+    # Groups of blocks that end within words, and any bits as scales.
+    blocks = drawn(name, 3, 768, finite=False)
+    found = packed(name, blocks, device, 768).dequantize().numpy(force=True)
+    expected = unpacked(name, blocks)
+    known = ~np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(found), ~known)
+    np.testing.assert_array_equal(found.view("i4")[known], expected.view("i4")[known])
+
+
+@pytest.mark.parametrize("name", sorted(PACKING))
+def test_blocks_are_packed_to_the_bit(name: str, device: str) -> None:
+    x = np.random.default_rng(1).standard_normal((12, 96), dtype=np.float32)
+    x[0, :32], x[1, :32], x[2, :32], x[3] = 0, 0.25, np.arange(32) - 16, x[3] * 1e-3
+    with np.errstate(all="ignore"):
+        expected = quants.quantize(x, Kind[name])
+    found = quantize(webtorch.from_numpy(x).to(device), name)
+    assert found.format == name and tuple(found.shape) == x.shape
+    np.testing.assert_array_equal(found.bytes().numpy(force=True), expected)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_products_of_few_rows_are_those_of_what_is_unpacked(name: str, device: str) -> None:
+    blocks = drawn(name, 5, 1024)
+    x = np.random.default_rng(0).standard_normal((3, 1024), dtype=np.float32)
+    weight = packed(name, blocks, device, 1024)
+    exact = unpacked(name, blocks).astype(np.float64)
+    for rows in (x, x[:1], x[0]):
+        out = F.linear(webtorch.from_numpy(rows).to(device), weight).numpy(force=True)
+        bound = np.abs(rows) @ np.abs(exact.T)
+        assert out.shape == (*rows.shape[:-1], 5)
+        assert (np.abs(out - rows @ exact.T) <= 1e-6 * bound).all()
+
+
+@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize(
+    ("shape", "columns"), [((7,), 256), ((2, 3), 768), ((0,), 256), ((1,), 256)]
+)
+def test_products_have_gradients(
+    name: str, shape: tuple[int, ...], columns: int, device: str
+) -> None:
+    weight = packed(name, drawn(name, 6, columns), device, columns)
+    plain = weight.dequantize()
+    x = webtorch.randn(*shape, columns, device=device, requires_grad=True)
+    bias = webtorch.randn(6, device=device, requires_grad=True)
+    out, expected = F.linear(x, weight, bias), F.linear(x, plain, bias)
+    if x.numel():
+        near(out, expected, x, plain)
+    g = webtorch.randn_like(expected)
+    found = webtorch.autograd.grad(out, (x, bias), g)
+    webtorch.testing.assert_close(found, webtorch.autograd.grad(expected, (x, bias), g))
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_rows_at_indices(name: str, device: str) -> None:
+    table = packed(name, drawn(name, 6, 256), device, 256)
+    index = webtorch.tensor([[1, 5], [0, 1]], device=device)
+    assert webtorch.equal(F.embedding(index, table), table.dequantize()[index])
+    half = table.to(webtorch.float16)
+    assert F.embedding(index, weight=half).dtype is webtorch.float16
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def test_products_have_the_type_of_the_input(kind: str, device: str) -> None:
+    weight = packed("Q4_K", drawn("Q4_K", 4, 256), device, 256)
+    x = webtorch.randn(2, 256, device=device).to(getattr(webtorch, kind))
+    out = F.linear(x, weight)
+    assert out.dtype is x.dtype
+    webtorch.testing.assert_close(
+        out.float(), x.float() @ weight.dequantize().t(), rtol=1e-2, atol=1e-1
+    )
+
+
+def test_other_ways_to_multiply(device: str) -> None:
+    weight = packed("Q8_0", drawn("Q8_0", 4, 64), device, 64)
+    x = webtorch.randn(2, 64, device=device)
+    expected = F.linear(x, weight)
+    for out in (x @ weight.T, webtorch.matmul(x, weight.t()), F.linear(input=x, weight=weight)):
+        assert webtorch.equal(out, expected)
+    y, whole = webtorch.randn(3, 4, device=device), weight.dequantize()
+    near(y @ weight, y @ whole, y, whole.t())
+    with webtorch.autocast(device, dtype=webtorch.bfloat16):
+        assert F.linear(x, weight).dtype is webtorch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+def test_layers_compile_and_are_followed(name: str, device: str) -> None:
+    layer = PackedLinear(
+        packed(name, drawn(name, 8, 256), device, 256), webtorch.ones(8, device=device)
+    )
+    table = PackedEmbedding(packed(name, drawn(name, 8, 256), device, 256))
+
+    def step(index: webtorch.Tensor) -> webtorch.Tensor:
+        return layer(table(index)).relu()
+
+    compiled = webtorch.compile(step, fullgraph=True)
+    for i in range(6):
+        index = webtorch.tensor([i, 7 - i], device=device)
+        x, weight = table.weight.dequantize()[index], layer.weight.dequantize()
+        expected = F.linear(x, weight, layer.bias).relu()
+        for found in (step(index), compiled(index)):
+            near(found, expected, x, weight)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+def test_tensors_and_layers_move_and_are_saved(name: str, device: str, tmp_path: Path) -> None:
+    blocks = drawn(name, 3, 256)
+    there = packed(name, blocks, device, 256)
+    for weight in (there, there.to("cpu"), there.to("cpu").to(device), copy.deepcopy(there)):
+        np.testing.assert_array_equal(weight.bytes().numpy(force=True), blocks)
+    again = pickle.loads(pickle.dumps(there))
+    assert again.format == name and webtorch.equal(again.bytes(), there.bytes().cpu())
+    assert there.to(webtorch.float16).dequantize().dtype is webtorch.float16
+    layer = PackedLinear(there, webtorch.ones(3, device=device))
+    x = webtorch.randn(2, 256)
+    expected = layer(x.to(device)).cpu()
+    near(layer.to("cpu")(x), expected, x, there.to("cpu").dequantize())
+    webtorch.save(layer.state_dict(), tmp_path / "m.safetensors")
+    empty = PackedLinear(packed(name, blocks * 0, "cpu", 256), webtorch.zeros(3)).to(device)
+    empty.load_state_dict(webtorch.load(tmp_path / "m.safetensors"))
+    webtorch.testing.assert_close(empty(x.to(device)).cpu(), expected, rtol=0, atol=0)
+
+
+def test_parts_and_facts(device: str) -> None:
+    blocks = drawn("Q8_0", 6, 64)
+    weight = PackedTensor(webtorch.from_numpy(blocks.reshape(-1)).to(device), "Q8_0", (3, 2, 64))
+    assert (weight.ndim, len(weight), weight.numel(), weight.nbytes) == (3, 3, 384, blocks.nbytes)
+    assert weight.size() == (3, 2, 64) and weight.size(-1) == 64
+    assert "Q8_0, shape=[3, 2, 64]" in repr(weight)
+    whole = weight.dequantize()
+    assert webtorch.equal(weight[1].dequantize(), whole[1])
+    assert webtorch.equal(weight[1:].dequantize(), whole[1:])
+    assert webtorch.equal(weight[-1][1:].dequantize(), whole[-1][1:])
+    x = webtorch.randn(1, 64, device=device)
+    near(F.linear(x, weight[2]), F.linear(x, whole[2]), x, whole[2])
+    with pytest.raises(IndexError, match="out of range"):
+        weight[3]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    data = webtorch.zeros(144, dtype=webtorch.uint8)
+    with pytest.raises(ValueError, match="unknown format 'Q9'"):
+        PackedTensor(data, "Q9", (1, 256))
+    with pytest.raises(ValueError, match="must be a multiple of 256"):
+        PackedTensor(data, "Q4_K", (1, 128))
+    with pytest.raises(ShapeError, match="has 288 bytes, not 144"):
+        PackedTensor(data, "Q4_K", (2, 256))
+    with pytest.raises(DTypeError, match="stands for floats"):
+        PackedTensor(data, "Q4_K", (1, 256), webtorch.int32)
+    with pytest.raises(ValueError, match="'Q4_K' is not written here"):
+        quantize(webtorch.ones(1, 256), "Q4_K")
+    with pytest.raises(ValueError, match="must be a multiple of 32"):
+        quantize(webtorch.ones(1, 48), "Q8_0")
+    with pytest.raises(DTypeError, match="tensor of floats"):
+        quantize(webtorch.ones(1, 32, dtype=webtorch.int32), "Q8_0")
+    weight = PackedTensor(data, "Q4_K", (1, 256))
+    with pytest.raises(ShapeError, match="last dim must be 256"):
+        F.linear(webtorch.ones(2, 255), weight)
+    with pytest.raises(DTypeError, match="must be a float tensor"):
+        F.linear(webtorch.ones(2, 256, dtype=webtorch.int64), weight)
+    with pytest.raises(ValueError, match="max_norm"):
+        F.embedding(webtorch.tensor([0]), weight, max_norm=1.0)
+    with pytest.raises(ShapeError, match="indexed along the first"):
+        weight[0][0]

@@ -1,0 +1,175 @@
+"""Packed numbers, as files of llama.cpp hold them: unpacking, products that unpack as they read, and rows.
+
+The data of a tensor (rows, columns) is flat: bytes on the CPU, words of four bytes elsewhere, as kernels of WGSL read
+no smaller ones. Formats are those of `ops/blocks`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from webtorch.functions.contract import rows_times
+from webtorch.ir.dtype import DType, float32, int32
+from webtorch.ir.graph import Node
+from webtorch.ir.view import contiguous_strides
+from webtorch.ops.blocks import FORMATS, WORD, Reading, multiplying, unpacking
+from webtorch.ops.primitive import (
+    as_view,
+    cast_to,
+    empty,
+    formula,
+    iota,
+    reduce_dims,
+    seen_as,
+    write,
+)
+from webtorch.ops.primitive import take as _take
+from webtorch.ops.record import LOWER, composite
+from webtorch.tensors.tensor import Tensor
+
+# Rows of input up to which every output is a sum of its own: for more, unpacking once and a matrix product is less
+# work.
+_FEW_ROWS = 4
+
+
+def _in_words(data: Tensor) -> bool:
+    return data.dtype is int32
+
+
+def _window(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
+    """Return elements of x, outside autograd. Where they begin is a part of the graph, and no argument of its kernels:
+    data has one format.
+    """
+    if x._offset:
+        return as_view(x, shape, strides, x._offset + offset)
+    node = Node("view", (x._storage.node,), (strides, offset), (), shape, x.dtype)
+    return Tensor._from_node(node, x._storage.runtime)
+
+
+def _applied(
+    reading: Reading,
+    data: Tensor,
+    lead: tuple[tuple[int, int], ...],
+    lanes: tuple[Tensor, ...] = (),
+) -> Tensor:
+    """Return what an operation makes of data: float32 of the sizes `lead`, which have strides in the data, and of its
+    loops.
+    """
+    loops = reading.loops
+    shape = (*[size for size, _ in lead], *loops)
+    steps = tuple([stride for _, stride in lead])
+    operands = [
+        _window(data, shape, (*steps, *strides), offset) for offset, strides in reading.windows
+    ]
+    for i, size in enumerate(loops):
+        count = iota(size, 0, 1, int32, data.device)
+        strides = [0] * len(shape)
+        strides[len(lead) + i] = 1
+        operands.append(as_view(count, shape, strides, 0))
+    return formula(reading.op, [*operands, *lanes], shape, float32, data.device, compute=int32)
+
+
+@composite(name="_unpacked", function_in=(), torch="", differentiable=False)
+def unpacked(data: Tensor, form: str, count: int) -> Tensor:
+    """Return the first `count` elements, as float32, of whole blocks that lie in flat data."""
+    reading = unpacking(form, _in_words(data))
+    groups = -(-count // reading.span)
+    out = _applied(reading, data, ((groups, reading.pitch),)).reshape((groups * reading.span,))
+    return out if groups * reading.span == count else out[:count]
+
+
+def _summed(x: Tensor, data: Tensor, reading: Reading, rows: int) -> Tensor:
+    """Return x @ w.T in float32 for few rows x (M, columns), as sums over the blocks."""
+    count, columns = x._shape
+    groups = columns // reading.span
+    x = cast_to(x, float32).contiguous()
+    bits = seen_as(x, (count, columns), (columns, 1), x._offset, int32)
+    shape = (count, rows, groups, *reading.loops)
+    if _in_words(data):
+        lanes = _in_lanes(bits, reading, shape)
+    else:
+        lanes = tuple(
+            [
+                as_view(bits, shape, (columns, 0, reading.span, *strides), x._offset + offset)
+                for offset, strides in reading.lanes
+            ]
+        )
+    lead = ((count, 0), (rows, groups * reading.pitch), (groups, reading.pitch))
+    out = _applied(reading, data, lead, lanes)
+    return reduce_dims(out, "sum", tuple(range(2, len(shape)))).reshape((count, rows))
+
+
+def _in_lanes(bits: Tensor, reading: Reading, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Return the lanes of rows that are put in another order first: neighbouring threads then read neighbouring
+    elements.
+    """
+    count, groups = shape[0], shape[2]
+    sizes = tuple([size for size, _ in reading.shared])
+    along = reading.lanes[0][1]
+    turned = as_view(
+        bits,
+        (count, groups, *sizes, *reading.loops),
+        (groups * reading.span, reading.span, *[stride for _, stride in reading.shared], *along),
+        bits._offset,
+    )
+    # What is written to a part of memory lies there, whatever reads it.
+    kept = empty((turned.numel() + 1,), int32, bits.device)
+    total = turned.numel()
+    write(as_view(kept, turned._shape, contiguous_strides(turned._shape), 0), turned)
+    each = math.prod(reading.loops)
+    steps = (total // count, 0, reading.span, *contiguous_strides(reading.loops))
+    return tuple([_window(kept, shape, steps, i * each) for i in range(len(reading.lanes))])
+
+
+def _weight(data: Tensor, form: str, shape: tuple[int, int], dtype: DType) -> Tensor:
+    """Return the matrix that data stands for."""
+    return cast_to(unpacked(data, form, shape[0] * shape[1]), dtype).reshape(shape)
+
+
+@composite(name="_lowered_rows", function_in=(), torch="", autocast=LOWER)
+def _lowered(input: Tensor) -> Tensor:
+    """The input in the precision that products have under autocast."""
+    return input
+
+
+def _cotangent_of_input(
+    g: Tensor, _out: Tensor, input_shape: tuple[int, ...], data: Tensor, form: str, rows: int
+) -> Tensor:
+    return rows_times(g, _weight(data, form, (rows, input_shape[-1]), g.dtype))
+
+
+@composite(name="_packed_product", function_in=(), torch="", vjp=(_cotangent_of_input,))
+def _packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor:
+    """Return input @ w.T for an input (*, columns) and the matrix (rows, columns) that data stands for, in the type of
+    the input.
+    """
+    columns = input._shape[-1]
+    lead = input._shape[:-1]
+    count = math.prod(lead)
+    reading = multiplying(form, _in_words(data), columns) if columns and rows else None
+    if reading is not None and 0 < count <= _FEW_ROWS:
+        out = _summed(input.reshape((count, columns)), data, reading, rows)
+        return cast_to(out, input.dtype).reshape((*lead, rows))
+    return rows_times(input, _weight(data, form, (rows, columns), input.dtype), True)
+
+
+def packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor:
+    """Return input @ w.T, as `_packed_product`, in the precision of products under autocast."""
+    return _packed_product(_lowered(input), data, form, rows)
+
+
+@composite(name="_packed_rows", function_in=(), torch="", differentiable=False)
+def packed_rows(index: Tensor, data: Tensor, form: str, rows: int, columns: int) -> Tensor:
+    """Return the rows at positions (*) of the matrix (rows, columns) that data stands for, as float32 (*, columns)."""
+    length = FORMATS[form].row_bytes(columns)
+    flat = index.reshape((-1,))
+    unit = WORD if _in_words(data) else 1
+    if length % unit:
+        # Rows that begin within words.
+        out = _take(_weight(data, form, (rows, columns), float32), [flat], "embedding")
+    else:
+        length //= unit
+        lines = as_view(data, (rows, length), (length, 1), data._offset)
+        taken = _take(lines, [flat], "embedding").reshape((-1,))
+        out = unpacked(taken, form, flat._shape[0] * columns)
+    return out.reshape((*index._shape, columns))

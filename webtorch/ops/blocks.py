@@ -1,0 +1,459 @@
+"""Formats of packed numbers: how the blocks unpack. May import floors 0 and 1.
+
+A block is a few bytes for 32 or 256 neighbouring elements of a row, laid out as llama.cpp has it
+(ggml-common.h and ggml-quants.c of https://github.com/ggml-org/ggml). A format is one entry: the sizes, the axes in
+which its elements are counted (the last one runs along neighbouring bytes), and the value of an element, as an
+expression of the block's bytes and of the place on each axis. All that is computed of a format is made of that
+expression: an operation that unpacks, byte by byte or by words of 32 bits, and sums of what a word holds, each times
+its element of another vector, which are the products of a few rows.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import float32, int32, uint32
+from webtorch.ir.expr import Expr
+from webtorch.ops.bits import half_from_bits
+from webtorch.ops.record import Elementwise
+
+WORD = 4
+# More windows than any format has.
+_MOST_OPERANDS = 256
+# Elements that one turn of a loop over bytes sums, over its short last axis: what is left of the turns are sums of a
+# processor's lanes.
+_SUMMED = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Format:
+    """A format of blocks. `axes` are sizes, of which the elements are the row-major places. A word of data holds
+    parts of elements that differ by the places on the axes `shared`.
+    """
+
+    name: str
+    elements: int
+    nbytes: int
+    axes: tuple[int, ...]
+    shared: tuple[int, ...]
+    value: Callable[..., Expr]
+
+    @property
+    def together(self) -> int:
+        """How many blocks fill whole words."""
+        return WORD // math.gcd(self.nbytes, WORD)
+
+    def row_bytes(self, columns: int) -> int:
+        """Return how many bytes a row has. Raises ValueError where blocks do not fill it."""
+        if columns % self.elements:
+            raise ValueError(
+                f"{self.name} has blocks of {self.elements} elements, which do not fill rows of {columns}: the last "
+                f"dimension must be a multiple of {self.elements}"
+            )
+        return columns // self.elements * self.nbytes
+
+
+FORMATS: dict[str, Format] = {}
+
+
+def _format(
+    name: str, nbytes: int, axes: tuple[int, ...], shared: tuple[int, ...] = ()
+) -> Callable[[Callable[..., Expr]], Callable[..., Expr]]:
+    """Declare a format by the value of an element."""
+
+    def declare(value: Callable[..., Expr]) -> Callable[..., Expr]:
+        """Put the format into the table."""
+        FORMATS[name] = Format(name, math.prod(axes), nbytes, axes, shared, value)
+        return value
+
+    return declare
+
+
+# ---- the parts of a block, as expressions of int32
+
+
+class Block:
+    """The bytes of a block, as a formula reads them. `data` is given a place, a stride for each axis, and a count of
+    bytes.
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: Callable[[int, tuple[int, ...], int], Expr]) -> None:
+        self.data = data
+
+    def byte(self, at: int, *strides: int) -> Expr:
+        """Return a byte, 0 to 255. `strides` say by how many bytes a step along each axis moves."""
+        return self.data(at, strides, 1)
+
+    def signed(self, at: int, *strides: int) -> Expr:
+        """Return a byte, -128 to 127."""
+        return ex.shr(ex.shl(self.data(at, strides, 1), 24), 24)
+
+    def half(self, at: int) -> Expr:
+        """Return the value of a float16."""
+        return half_from_bits(ex.bitcast(self.data(at, (), 2), uint32))
+
+    def word(self, at: int) -> Expr:
+        """Return four bytes, the lowest first."""
+        return self.data(at, (), 4)
+
+    def short(self, at: int) -> Expr:
+        """Return two bytes."""
+        return self.data(at, (), 2)
+
+
+def _cut(x: Expr, place: Expr, bits: int) -> Expr:
+    """Return `bits` bits of a number from a place on."""
+    return ex.shr(x, place) & ((1 << bits) - 1)
+
+
+def _number(x: Expr) -> Expr:
+    return ex.cast(x, float32)
+
+
+def _first(axis: Expr, a: Expr, b: Expr) -> Expr:
+    """Return `a` in the first place of an axis of two, else `b`."""
+    return ex.where(ex.eq(axis, 0), a, b)
+
+
+def _looked_up(values: Sequence[int], index: Expr) -> Expr:
+    """Return one of 16 numbers of 8 bits: four lie in a word."""
+    words = []
+    for at in range(0, 16, 4):
+        bits = sum((v & 255) << (8 * i) for i, v in enumerate(values[at : at + 4]))
+        words.append(ex.const(bits - ((bits >> 31) << 32), int32))
+    high = ex.shr(index, 2)
+    low = ex.where(ex.eq(high, 0), words[0], words[1])
+    word = ex.where(high < 2, low, ex.where(ex.eq(high, 2), words[2], words[3]))
+    # The byte goes to the top, and comes down with its sign.
+    return ex.shr(ex.shl(word, (3 - (index & 3)) * 8), 24)
+
+
+# ---- blocks of 32 elements
+
+
+@_format("Q8_0", 34, (32,))
+def _q8_0(b: Block, _c: Expr) -> Expr:
+    return b.half(0) * _number(b.signed(2, 1))
+
+
+@_format("Q4_0", 18, (2, 16), (0,))
+def _q4_0(b: Block, h: Expr, _c: Expr) -> Expr:
+    return b.half(0) * _number(_cut(b.byte(2, 0, 1), h * 4, 4) - 8)
+
+
+@_format("Q4_1", 20, (2, 16), (0,))
+def _q4_1(b: Block, h: Expr, _c: Expr) -> Expr:
+    return b.half(0) * _number(_cut(b.byte(4, 0, 1), h * 4, 4)) + b.half(2)
+
+
+def _fifth(b: Block, at: int, h: Expr, c: Expr) -> Expr:
+    return ex.shl(_cut(b.word(at), h * 16 + c, 1), 4)
+
+
+@_format("Q5_0", 22, (2, 16), (0,))
+def _q5_0(b: Block, h: Expr, c: Expr) -> Expr:
+    q = _cut(b.byte(6, 0, 1), h * 4, 4) | _fifth(b, 2, h, c)
+    return b.half(0) * _number(q - 16)
+
+
+@_format("Q5_1", 24, (2, 16), (0,))
+def _q5_1(b: Block, h: Expr, c: Expr) -> Expr:
+    q = _cut(b.byte(8, 0, 1), h * 4, 4) | _fifth(b, 4, h, c)
+    return b.half(0) * _number(q) + b.half(2)
+
+
+_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+@_format("IQ4_NL", 18, (2, 16), (0,))
+def _iq4_nl(b: Block, h: Expr, _c: Expr) -> Expr:
+    return b.half(0) * _number(_looked_up(_IQ4, _cut(b.byte(2, 0, 1), h * 4, 4)))
+
+
+# Twice the numbers of the four-bit float E2M1: the scale is halved.
+E2M1 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+@_format("MXFP4", 17, (2, 16), (0,))
+def _mxfp4(b: Block, h: Expr, _c: Expr) -> Expr:
+    e = b.byte(0)
+    # 2 ** (e - 128); the two least have their bits below those of normal numbers.
+    bits = ex.where(e < 2, ex.shl(ex.const(0x200000, int32), e), ex.shl(e - 1, 23))
+    return ex.bitcast(bits, float32) * _number(_looked_up(E2M1, _cut(b.byte(1, 0, 1), h * 4, 4)))
+
+
+# ---- blocks of 256 elements
+
+
+@_format("Q2_K", 84, (2, 2, 2, 2, 16), (1, 2))
+def _q2_k(b: Block, _n: Expr, p: Expr, o: Expr, _t: Expr, _c: Expr) -> Expr:
+    scale = b.byte(0, 8, 4, 2, 1, 0)
+    q = _cut(b.byte(16, 32, 0, 0, 16, 1), p * 4 + o * 2, 2)
+    low = b.half(82) * _number(ex.shr(scale, 4))
+    return b.half(80) * _number(scale & 15) * _number(q) - low
+
+
+@_format("Q3_K", 110, (2, 2, 2, 2, 16), (1, 2))
+def _q3_k(b: Block, n: Expr, p: Expr, o: Expr, _t: Expr, _c: Expr) -> Expr:
+    q = _cut(b.byte(32, 32, 0, 0, 16, 1), p * 4 + o * 2, 2)
+    high = _cut(b.byte(0, 0, 0, 0, 16, 1), n * 4 + p * 2 + o, 1)
+    scale = _cut(b.byte(96, 0, 4, 2, 1, 0), n * 4, 4)
+    top = _cut(b.byte(104, 0, 0, 2, 1, 0), n * 4 + p * 2, 2)
+    scale = (scale | ex.shl(top, 4)) - 32
+    return b.half(108) * _number(scale) * _number(q + ex.shl(high, 2) - 4)
+
+
+def _six_bits(b: Block, k: Expr) -> tuple[Expr, Expr]:
+    """Return a scale and a minimum of 6 bits, of which 8 each lie in the 12 bytes from the fourth on."""
+    first, second, rest = (b.byte(at, 0, 2, 1, 0) for at in (4, 8, 12))
+    scale = _first(k, first & 63, (rest & 15) | ex.shl(ex.shr(first, 6), 4))
+    low = _first(k, second & 63, ex.shr(rest, 4) | ex.shl(ex.shr(second, 6), 4))
+    return b.half(0) * _number(scale), b.half(2) * _number(low)
+
+
+@_format("Q4_K", 144, (2, 2, 2, 32), (2,))
+def _q4_k(b: Block, k: Expr, _j: Expr, h: Expr, _c: Expr) -> Expr:
+    scale, low = _six_bits(b, k)
+    return scale * _number(_cut(b.byte(16, 64, 32, 0, 1), h * 4, 4)) - low
+
+
+@_format("Q5_K", 176, (2, 2, 2, 32), (2,))
+def _q5_k(b: Block, k: Expr, j: Expr, h: Expr, _c: Expr) -> Expr:
+    scale, low = _six_bits(b, k)
+    fifth = _cut(b.byte(16, 0, 0, 0, 1), k * 4 + j * 2 + h, 1)
+    q = _cut(b.byte(48, 64, 32, 0, 1), h * 4, 4) | ex.shl(fifth, 4)
+    return scale * _number(q) - low
+
+
+@_format("Q6_K", 210, (2, 2, 2, 2, 16), (1,))
+def _q6_k(b: Block, _n: Expr, u: Expr, v: Expr, _t: Expr, _c: Expr) -> Expr:
+    low = _cut(b.byte(0, 64, 0, 32, 16, 1), u * 4, 4)
+    high = _cut(b.byte(128, 32, 0, 0, 16, 1), u * 4 + v * 2, 2)
+    scale = b.signed(192, 8, 4, 2, 1, 0)
+    return b.half(208) * _number(scale) * _number((low | ex.shl(high, 4)) - 32)
+
+
+@_format("Q8_K", 292, (256,))
+def _q8_k(b: Block, _c: Expr) -> Expr:
+    return ex.bitcast(b.word(0), float32) * _number(b.signed(4, 1))
+
+
+@_format("IQ4_XS", 136, (4, 2, 2, 16), (2,))
+def _iq4_xs(b: Block, a: Expr, o: Expr, h: Expr, _c: Expr) -> Expr:
+    low = _cut(b.byte(4, 1, 0, 0, 0), o * 4, 4)
+    high = _cut(b.short(2), a * 4 + o * 2, 2)
+    scale = (low | ex.shl(high, 4)) - 32
+    q = _cut(b.byte(8, 32, 16, 0, 1), h * 4, 4)
+    return b.half(0) * _number(scale) * _number(_looked_up(_IQ4, q))
+
+
+# ---- operations made of a format
+
+
+Window = tuple[int, tuple[int, ...]]
+
+
+class Reading(NamedTuple):
+    """An operation on windows of packed data. Its result has the dims `loops` behind those of the rows and of groups
+    of blocks. Its operands are `windows`, offsets into a group and strides along the loops, in elements of the data;
+    the places on the loops; and `lanes`, which are windows on a row of `span` elements for each group.
+    """
+
+    op: Elementwise
+    loops: tuple[int, ...]
+    windows: tuple[Window, ...]
+    lanes: tuple[Window, ...]
+    # Of a group: its elements, and its length in the data.
+    span: int
+    pitch: int
+    # Sizes and strides in a row of the axes that the lanes are of.
+    shared: tuple[tuple[int, int], ...] = ()
+
+
+class _Axes:
+    """The axes of a group of blocks, by words or by bytes: a group's blocks, the format's axes, and of the last one
+    words and the bytes in these. Some have a fixed place each.
+    """
+
+    def __init__(self, form: Format, words: bool, blocks: int) -> None:
+        self.form, self.words, self.blocks = form, words, blocks
+        inner = (form.axes[-1] // WORD, WORD) if words else (form.axes[-1],)
+        self.sizes = (self.blocks, *form.axes[:-1], *inner)
+
+    def strides_of(self, strides: tuple[int, ...]) -> tuple[int, ...]:
+        """Return strides in bytes along all axes for those along the format's."""
+        strides = strides or (0,) * len(self.form.axes)
+        inner = (strides[-1] * WORD, strides[-1]) if self.words else (strides[-1],)
+        return (self.form.nbytes, *strides[:-1], *inner)
+
+    def places_in(self, places: Sequence[Expr]) -> list[Expr]:
+        """Return the places on the format's axes for those on all."""
+        count = len(self.form.axes)
+        last = places[count] if not self.words else places[count] * WORD + places[count + 1]
+        return [*places[1:count], last]
+
+
+class _Windows:
+    """Collects which parts of the data a formula reads, as operands."""
+
+    def __init__(self, axes: _Axes, loops: Sequence[int]) -> None:
+        self.axes, self.loops = axes, loops
+        self.found: dict[Window, int] = {}
+
+    def operand(self, offset: int, strides: tuple[int, ...]) -> Callable[[Sequence[Expr]], Expr]:
+        """Return what takes a window out of the operands."""
+        number = self.found.setdefault((offset, strides), len(self.found))
+        return lambda operands: operands[number]
+
+    def read(
+        self,
+        at: int,
+        strides: tuple[int, ...],
+        count: int,
+        fixed: dict[int, int],
+        places: Sequence[Expr],
+    ) -> Callable[[Sequence[Expr]], Expr]:
+        """Return what makes some bytes, at a place that depends on the axes, of the operands."""
+        axes = self.axes
+        each = axes.strides_of(strides)
+        at += sum(each[i] * place for i, place in fixed.items())
+        moving = [0 if i in fixed else each[i] for i in self.loops]
+        if not axes.words:
+            parts = [self.operand(at + i, tuple(moving)) for i in range(count)]
+            return lambda operands: functools.reduce(
+                lambda x, y: x | y,
+                [ex.shl(p(operands), 8 * i) if i else p(operands) for i, p in enumerate(parts)],
+            )
+        steps = tuple([m // WORD if m % WORD == 0 else 0 for m in moving])
+        rest = ex.const(0, int32)
+        most = count - 1
+        for i, m in zip(self.loops, moving, strict=True):
+            if m % WORD:
+                rest, most = rest + places[i] * m, most + m * (axes.sizes[i] - 1)
+        begin, within = divmod(at, WORD)
+        mask = (1 << 8 * count) - 1 if count < WORD else None
+        first = self.operand(begin, steps)
+        if within + most < WORD:
+            place = rest * 8 + 8 * within
+
+            def one(operands: Sequence[Expr]) -> Expr:
+                """Return bytes of one word."""
+                word = first(operands)
+                return word if mask is None else ex.shr(word, place) & mask
+
+            return one
+        assert most < WORD, (axes.form.name, at, strides)
+        second = self.operand(begin + 1, steps)
+        low = (1 << (32 - 8 * within)) - 1
+
+        def two(operands: Sequence[Expr]) -> Expr:
+            """Return bytes of two neighbouring words."""
+            word = (ex.shr(first(operands), 8 * within) & low) | ex.shl(
+                second(operands), 32 - 8 * within
+            )
+            return word if mask is None else ex.shr(word, rest * 8) & mask
+
+        return two
+
+
+def _value(
+    windows: _Windows, fixed: dict[int, int], places: Sequence[Expr], operands: Sequence[Expr]
+) -> Expr:
+    """Return an element's value. The blocks of a group lie differently in words: each has a formula of its own."""
+    axes = windows.axes
+    if 0 not in fixed and axes.blocks > 1:
+        found = [_value(windows, {**fixed, 0: i}, places, operands) for i in range(axes.blocks)]
+        out = found[-1]
+        for i in reversed(range(axes.blocks - 1)):
+            out = ex.where(ex.eq(places[0], i), found[i], out)
+        return out
+    given = [ex.const(fixed[i], int32) if i in fixed else p for i, p in enumerate(places)]
+
+    def data(at: int, strides: tuple[int, ...], count: int) -> Expr:
+        """Return some bytes of the block."""
+        return windows.read(at, strides, count, fixed, given)(operands)
+
+    return axes.form.value(Block(data), *axes.places_in(given))
+
+
+def _reading(name: str, words: bool, blocks: int, shared: Sequence[int], title: str) -> Reading:
+    """Return the operation that gives the elements of a format, or sums them, each times one of a row's, over the axes
+    `shared`.
+    """
+    form = FORMATS[name]
+    axes = _Axes(form, words, blocks)
+    sizes = axes.sizes
+    loops = [i for i in range(len(sizes)) if i not in shared]
+    lengths = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    turns: list[dict[int, int]] = [{}]
+    for i in shared:
+        turns = [{**t, i: place} for t in turns for place in range(sizes[i])]
+    lanes: tuple[Window, ...] = ()
+    if shared:
+        along = tuple([lengths[i] for i in loops])
+        lanes = tuple([(sum(lengths[i] * p for i, p in t.items()), along) for t in turns])
+
+    def formula(windows: _Windows, operands: Sequence[Expr], rest: Sequence[Expr]) -> Expr:
+        """Return what the operation gives of windows, places and lanes."""
+        places = [ex.const(0, int32)] * len(sizes)
+        for i, place in zip(loops, rest, strict=False):
+            places[i] = place
+        values = [_value(windows, fixed, places, operands) for fixed in turns]
+        if not shared:
+            return values[0]
+        row = [ex.bitcast(x, float32) for x in rest[len(loops) :]]
+        return functools.reduce(
+            lambda x, y: x + y, [v * x for v, x in zip(values, row, strict=True)]
+        )
+
+    # Which windows there are shows when the formula is written out.
+    windows = _Windows(axes, loops)
+    blank = [ex.input_(i, int32) for i in range(_MOST_OPERANDS)]
+    formula(windows, blank, blank[: len(loops) + len(lanes)])
+    count = len(windows.found)
+    op = Elementwise(
+        name=f"_{title}_{name.lower()}{'_of_words' * words}",
+        family="elementwise",
+        signature="",
+        doc="Unpacks blocks.",
+        expr=lambda _position, *given: formula(windows, given[:count], given[count:]),
+        tensors=(),
+        function_in=(),
+    )
+    span, pitch = axes.blocks * form.elements, axes.blocks * form.nbytes
+    return Reading(
+        op, tuple([sizes[i] for i in loops]), tuple(windows.found), lanes, span,
+        pitch // WORD if words else pitch, tuple([(sizes[i], lengths[i]) for i in shared]),
+    )  # fmt: skip
+
+
+@functools.cache
+def unpacking(name: str, words: bool) -> Reading:
+    """Return the operation that unpacks data of a format: bytes, or words of four bytes."""
+    blocks = FORMATS[name].together if words else 1
+    return _reading(name, words, blocks, (), "unpacked")
+
+
+@functools.cache
+def multiplying(name: str, words: bool, columns: int) -> Reading | None:
+    """Return the operation that sums the elements which one word holds parts of, or of bytes those of some blocks that
+    differ by more than their last axis, each times an element of a row, which is given as its bits. None where a row
+    of so many columns ends within a group of blocks.
+    """
+    form = FORMATS[name]
+    count = len(form.axes)
+    if columns % (form.elements * (form.together if words else 1)):
+        return None
+    if words:
+        return _reading(
+            name, words, form.together, (0, *[i + 1 for i in form.shared], count + 1), "summed"
+        )
+    blocks = math.gcd(columns // form.elements, max(1, _SUMMED // form.elements))
+    return _reading(name, words, blocks, range(count), f"summed{blocks}")
