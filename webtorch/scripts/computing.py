@@ -109,10 +109,7 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
                     raise
                 # It stopped before it wrote: what was given is taken back.
                 run.slots, run.externals = promised
-                for slot in program.late.slots(run.slots):
-                    t = slot()
-                    if t is not None:
-                        t._late = None
+                program.late.take_back(run)
             for generator, offset in places:
                 generator._offset = offset
             if counted:

@@ -65,6 +65,16 @@ class Waiting:
                 t._late = lacking
         _waiting.extend(references)
 
+    def take_back(self, run: Run) -> None:
+        """Let those of a run wait no more."""
+        references = {*map(id, self.slots(run.slots))}
+        with _lock:
+            _waiting[:] = [reference for reference in _waiting if id(reference) not in references]
+            for reference in self.slots(run.slots):
+                t = reference()
+                if t is not None:
+                    t._late = None
+
 
 def forget_dead() -> None:
     """Forget those that nobody has any more, when they may be most."""
