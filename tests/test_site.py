@@ -69,6 +69,19 @@ def test_links_lead_to_files() -> None:
     assert not missing, "\n".join(missing)
 
 
+def test_what_is_told_to_install_can_be_installed() -> None:
+    """The package is on no index: its extras come from a checkout, and programs name the packages themselves."""
+    files = [
+        *PAGES,
+        ROOT / "README.md",
+        *(ROOT / "examples").rglob("*.py"),
+        *(ROOT / "webtorch").rglob("*.py"),
+    ]
+    said = re.compile(r"""pip install ["']?webtorch\[""")
+    wrong = [str(f.relative_to(ROOT)) for f in files if said.search(f.read_text("utf-8"))]
+    assert not wrong, wrong
+
+
 def test_every_page_is_in_the_navigation() -> None:
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     listed = re.findall(r": ([\w/-]+\.md)$", text.partition("\nnav:")[2], re.M)

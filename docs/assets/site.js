@@ -37,7 +37,9 @@ function prepare(box) {
   block.output = element("div", "run-output");
   block.output.hidden = true;
   bar.append(button, block.status, open);
-  box.after(bar, block.output);
+  // A whole program is long: its button stands above it.
+  if (marks.dataset.argv) box.before(bar, block.output);
+  else box.after(bar, block.output);
   blocks.push(block);
   button.onclick = () => (current?.button === button ? stop() : run(block, button));
   link(open, blocks.map((one) => one.code.trim()).join("\n\n"));
@@ -55,7 +57,7 @@ function print(kind, text) {
   let last = output.lastElementChild;
   if (last?.tagName !== "PRE" || last.className !== kind) output.append((last = element("pre", kind)));
   const whole = last.textContent + text;
-  last.textContent = text.includes("\r") ? whole.replace(/\r\n/g, "\n").replace(/[^\n]*\r(?!\n)/g, "") : whole;
+  last.textContent = whole.includes("\r") ? whole.replace(/\r\n/g, "\n").replace(/[^\n\r]*\r+(?=[^\n\r])/g, "") : whole;
 }
 
 function picture({ mime, title, content }) {

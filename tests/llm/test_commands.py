@@ -60,3 +60,14 @@ def test_the_server_listens_here_unless_told(
     assert asked[0]["host"] == "127.0.0.1"
     assert cli.main(["serve-llm", str(trained), "--device", "cpu", "--host", "0.0.0.0"]) == 0
     assert "--api-key asks for a key" in capsys.readouterr().out
+
+
+def test_quantize_writes_a_smaller_model(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "small.gguf"
+    assert cli.main(["quantize", str(trained), str(target), "--format", "Q4_0"]) == 0
+    assert "Q4_0" in capsys.readouterr().out
+    assert target.stat().st_size < 0.6 * trained.stat().st_size
+    assert cli.main(["generate", str(target), "def ", "--device", "cpu", "--max-tokens", "2"]) == 0
+    assert cli.main(["quantize", str(trained), str(target), "--format", "Q2_K"]) == 1

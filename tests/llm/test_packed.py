@@ -16,7 +16,16 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 import webtorch
 from tests.llm.models import TOKENS, folder, reference
 from webtorch.io import GGUFReader
-from webtorch.llm import ModelError, Sampling, Session, Steps, load_model, read_config, save
+from webtorch.llm import (
+    ModelError,
+    Sampling,
+    Session,
+    Steps,
+    load_model,
+    quantize_,
+    read_config,
+    save,
+)
 from webtorch.llm.weights import weight_bytes
 
 GREEDY = Sampling(temperature=0.0)
@@ -47,6 +56,19 @@ def quantised(source: Path, target: Path, kind: Any) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@pytest.mark.parametrize("name", ["llama, biases", "mixtral", "phi3"])
+def test_models_are_packed_here_as_by_others(name: str, tmp_path: Path) -> None:
+    plain, theirs, ours = (tmp_path / f"{n}.gguf" for n in ("plain", "theirs", "ours"))
+    model = load_model(folder(name, tmp_path / "folder"), "cpu")
+    save(model, plain)
+    quantised(plain, theirs, gguf.GGMLQuantizationType.Q4_0)
+    save(quantize_(model, "Q4_0"), ours)
+    found = {t.name: (t.tensor_type, bytes(t.data)) for t in gguf.GGUFReader(ours).tensors}
+    wanted = {t.name: (t.tensor_type, bytes(t.data)) for t in gguf.GGUFReader(theirs).tensors}
+    assert {k: v[0] for k, v in found.items()} == {k: v[0] for k, v in wanted.items()}
+    assert [k for k in wanted if found[k] != wanted[k]] == []
 
 
 @pytest.mark.parametrize(

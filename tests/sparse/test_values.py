@@ -249,3 +249,19 @@ def test_old_names() -> None:
         ]
 
     assert seen(webtorch) == seen(torch)
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 4), (2, 3, 1), (2, 1, 1)])
+def test_products_of_sparse_tensors_broadcast_in_dense_dims(shape: tuple[int, ...]) -> None:
+    found = []
+    for lib in (torch, webtorch):
+        a = (lib.arange(24.0).reshape(2, 3, 4) % 5).to_sparse(1)
+        b = lib.ones(shape)
+        b[1] = 0
+        b = (b * 3).to_sparse(1)
+        for left, right in ((a, b), (b, a)):
+            out = left * right
+            found.append((tuple(out.shape), out.sparse_dim(), out.to_dense().tolist()))
+        with pytest.raises(RuntimeError, match="sparse"):
+            a.to_dense().to_sparse() * b.to_dense().to_sparse()
+    assert found[:2] == found[2:]

@@ -251,6 +251,9 @@ def test_what_a_page_does_not_have_is_said_with_what_does_it(play: Playground) -
     assert "end='\\r'" in play.do("from tqdm import tqdm")
     assert "standard library and webtorch" in play.do("import pandas")
     assert "EOFError: input: nobody can type" in play.do("input('name? ')")
+    bar = "print(f'at {i}', end='\\r' if sys.stdout.isatty() else '\\n')"
+    bar = f"import sys\nfor i in range(3): {bar}\nprint()\nprint('end')"
+    assert play.do(bar).split() == ["at", "2", "end"]
     assert "gone" in play.do("try:\n    import numpy\nexcept ImportError:\n    print('gone')")
     assert not play.problems
 

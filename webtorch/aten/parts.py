@@ -822,7 +822,7 @@ def _mv_backward(needs: Any, g: object, _out: object, a: Any, v: Any) -> object:
     return outer, aten.mv(aten.t(a), g) if needs[1] else None
 
 
-def _mul_backward(needs: Any, g: object, _out: object, x: Any, y: Any) -> tuple[Any, ...]:
+def _mul_backward(needs: Any, g: object, _out: object, x: object, y: object) -> tuple[Any, ...]:
     """What the operands give each other, which a number has no part in."""
 
     def to(operand: Any, other: Any) -> object:

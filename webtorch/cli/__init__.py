@@ -297,6 +297,16 @@ def _language(commands: _Commands) -> None:
         description="Serve /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models until "
         "interrupted.",
     )
+    quantize = commands.add(
+        "quantize",
+        help="pack the weights of a language model",
+        description="Read a GGUF file, or a folder of Hugging Face's, and write a GGUF file with packed matrices.",
+    )
+    quantize.add_argument("model", type=Path, help="a GGUF file, or a folder with safetensors")
+    quantize.add_argument("target", type=Path, help="the GGUF file to write")
+    quantize.add_argument(
+        "--format", default="Q8_0", metavar="NAME", help="Q4_0, Q5_1, ... (default Q8_0)"
+    )
     for command in (chat, generate, serve):
         command.add_argument("model", type=Path, help="a GGUF file, or a folder with safetensors")
         command.add_argument(

@@ -18,7 +18,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
 
         from webtorch.llm.server import application
     except ImportError as error:
-        raise WebtorchError(f'serve-llm needs {error.name}: pip install "webtorch[llm]"') from None
+        raise WebtorchError(f"serve-llm needs {error.name}: pip install {error.name}") from None
     with in_words():
         model = load_told(options, console, texts=options.texts)
     key = options.api_key or os.environ.get("WEBTORCH_API_KEY") or None

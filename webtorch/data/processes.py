@@ -96,7 +96,7 @@ class _Answers:
         self.results.put((epoch, number, worker, content))
 
 
-def _run(reader: Any, info: WorkerInfo, init: Any, tasks: Any, results: Any) -> None:
+def _run(reader: Any, info: WorkerInfo, init: Any, tasks: object, results: Any) -> None:
     # Ctrl-C goes to the whole group; the parent ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     webtorch.set_num_threads(1)

@@ -108,8 +108,8 @@ def _in_lanes(bits: Tensor, reading: Reading, shape: tuple[int, ...]) -> tuple[T
     along = reading.lanes[0][1]
     turned = as_view(
         bits,
-        (count, groups, *sizes, *reading.loops),
-        (groups * reading.span, reading.span, *[stride for _, stride in reading.shared], *along),
+        (count, *sizes, groups, *reading.loops),
+        (groups * reading.span, *[stride for _, stride in reading.shared], reading.span, *along),
         bits._offset,
     )
     # What is written to a part of memory lies there, whatever reads it.
@@ -117,8 +117,9 @@ def _in_lanes(bits: Tensor, reading: Reading, shape: tuple[int, ...]) -> tuple[T
     total = turned.numel()
     write(as_view(kept, turned._shape, contiguous_strides(turned._shape), 0), turned)
     each = math.prod(reading.loops)
-    steps = (total // count, 0, reading.span, *contiguous_strides(reading.loops))
-    return tuple([_window(kept, shape, steps, i * each) for i in range(len(reading.lanes))])
+    steps = (total // count, 0, each, *contiguous_strides(reading.loops))
+    lanes = range(len(reading.lanes))
+    return tuple([_window(kept, shape, steps, i * groups * each) for i in lanes])
 
 
 def _weight(data: Tensor, form: str, shape: tuple[int, int], dtype: DType) -> Tensor:

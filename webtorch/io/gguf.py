@@ -361,13 +361,16 @@ def load_gguf(
 
 # ---- writing --------------------------------------------------------------------------------------
 
+_PACKED_CODES = {k.name: n for n, k in _KINDS.items() if k.name in FORMATS}
 _CODES = {k.dtype: n for n, k in _KINDS.items() if k.dtype is not None}
 
 
 def save_gguf(
-    tensors: Mapping[str, Tensor], path: FilePath, metadata: Mapping[str, object] | None = None
+    tensors: Mapping[str, Tensor | PackedTensor],
+    path: FilePath,
+    metadata: Mapping[str, object] | None = None,
 ) -> None:
-    """Write tensors, unquantised, and metadata (numbers, strings, bools, lists of these) to a file.
+    """Write tensors, packed ones as they are, and metadata (numbers, strings, bools, lists of these) to a file.
 
     Raises TypeError for other values and GGUFError for element types that the format lacks.
     """
@@ -384,21 +387,26 @@ def save_gguf(
         head += struct.pack("<I", kind) + _value(value, kind, key)
     offset = 0
     for name, t in tensors.items():
-        code = _CODES.get(t.dtype.name)
+        code = (
+            _PACKED_CODES.get(t.format) if isinstance(t, PackedTensor) else _CODES.get(t.dtype.name)
+        )
         if code is None:
             _refuse(
                 os.fspath(path), f"GGUF has no {t.dtype} (the tensor {name!r}); convert it first"
             )
         head += _text(name) + struct.pack(f"<I{t.ndim}Q", t.ndim, *reversed(tuple(t.shape)))
         head += struct.pack("<IQ", code, offset)
-        offset += -(-t.numel() * t.dtype.itemsize // _DEFAULT_ALIGNMENT) * _DEFAULT_ALIGNMENT
+        nbytes = t.nbytes if isinstance(t, PackedTensor) else t.numel() * t.dtype.itemsize
+        offset += -(-nbytes // _DEFAULT_ALIGNMENT) * _DEFAULT_ALIGNMENT
     head += b"\0" * (-len(head) % _DEFAULT_ALIGNMENT)
 
     def write(stream: Any) -> None:
         """Write the head, then each tensor, padded to the alignment."""
         stream.write(bytes(head))
         for t in tensors.values():
-            data = memoryview(t._to_bytes()).cast("B")[: t.numel() * t.dtype.itemsize]
+            plain = t.bytes() if isinstance(t, PackedTensor) else t
+            size = plain.numel() * plain.dtype.itemsize
+            data = memoryview(plain._to_bytes()).cast("B")[:size]
             stream.write(data)
             stream.write(b"\0" * (-len(data) % _DEFAULT_ALIGNMENT))
 

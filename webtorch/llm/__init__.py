@@ -8,10 +8,10 @@ from webtorch.llm.model import Cache, Model, cache_bytes, empty_cache
 from webtorch.llm.sampling import Sampling
 from webtorch.llm.session import ContextFullError, Session, Steps
 from webtorch.llm.template import TemplateError
-from webtorch.llm.weights import save
+from webtorch.llm.weights import quantize_, save
 
 __all__ = [
     "Answer", "Cache", "Config", "ContextFullError", "LanguageModel", "Model", "ModelError", "Needs", "Rope",
     "Sampling", "Session", "Steps", "TemplateError", "cache_bytes", "empty_cache", "load", "load_model", "needs",
-    "read_config", "save",
+    "quantize_", "read_config", "save",
 ]  # fmt: skip

@@ -37,7 +37,7 @@ def render(template: str, messages: Sequence[Message], **names: Any) -> str:
         import jinja2
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
-        raise TemplateError('chat templates need jinja2: pip install "webtorch[llm]"') from None
+        raise TemplateError("chat templates need jinja2: pip install jinja2") from None
 
     def refuse(message: str) -> None:
         """Refuse a conversation, as a template says."""

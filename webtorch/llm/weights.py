@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,10 +20,11 @@ from webtorch.nn.embedding import Embedding
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
-from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, PackedTensor
+from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, PackedTensor, quantize
+from webtorch.quantization.packing import PACKING
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["FolderWeights", "GGUFWeights", "Weights", "fill", "save", "weight_bytes"]
+__all__ = ["FolderWeights", "GGUFWeights", "Weights", "fill", "quantize_", "save", "weight_bytes"]
 
 # The rows of these are turned by places.
 _TURNED = {"attention.q": "num_attention_heads", "attention.k": "num_key_value_heads"}
@@ -57,10 +59,14 @@ _LAYERS: dict[type[Module], Callable[[PackedTensor], Module]] = {
 
 
 def _pack(model: Model, path: str, weight: PackedTensor) -> None:
-    """Put the layer of a packed weight into a layer's place; its bias comes later."""
+    """Put the layer of a packed weight into a layer's place, with its bias."""
     above, _, last = path.rpartition(".")
     owner = model.get_submodule(above)
-    setattr(owner, last, _LAYERS[type(getattr(owner, last))](weight))
+    old = getattr(owner, last)
+    new = _LAYERS[type(old)](weight)
+    if getattr(old, "bias", None) is not None:
+        new.bias = old.bias
+    setattr(owner, last, new)
 
 
 def _rows(config: Config, path: str) -> tuple[int, int]:
@@ -193,7 +199,7 @@ class GGUFWeights:
         if self.found.permuted and path in _TURNED:
             heads = getattr(self.config, _TURNED[path])
             whole = self.read(key, "cpu")
-            return _each([whole], lambda t: _unpermuted(t[0], heads)).to(self.device)
+            return _each([whole], functools.partial(_unpermuted, heads)).to(self.device)
         out = self.read(key)
         return (
             out.reshape(like.shape)
@@ -202,9 +208,14 @@ class GGUFWeights:
         )
 
 
-def _unpermuted(t: Tensor, heads: int) -> Tensor:
+def _unpermuted(heads: int, whole: list[Tensor]) -> Tensor:
     """Return rows of q or k, or their bytes, which were neighbours of pairs, half by half."""
-    return t.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return whole[0].unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _permuted(heads: int, whole: list[Tensor]) -> Tensor:
+    """Return rows of q or k, or their bytes, so that pairs are neighbours."""
+    return whole[0].unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
 def _each(
@@ -228,27 +239,56 @@ def weight_bytes(reader: GGUFReader, dtype: DType, packed: bool) -> int:
     return total
 
 
-def _written(model: Model) -> Iterator[tuple[str, Tensor]]:
+def named_weights(model: Model) -> Iterator[tuple[str, Tensor | PackedTensor]]:
+    """Yield the names and the weights of a model, also of layers that keep them packed."""
+    for path, module in model.named_modules():
+        if isinstance(module, (PackedLinear, PackedEmbedding)):
+            yield f"{path}.weight", module.weight
+        elif isinstance(module, PackedExpert):
+            yield f"{path}.weight", module.packed
+        for last, weight in module.named_parameters(recurse=False):
+            yield f"{path}.{last}", weight.detach()
+
+
+def quantize_(model: Model, format: str) -> Model:
+    """Pack the matrices of a model in place, all but routers and those whose rows blocks do not fill; return it.
+
+    format: a name of `webtorch.quantization.FORMATS` that is written here (Q8_0, Q4_0, ...). Raises ValueError for
+    others.
+    """
+    if format not in PACKING:
+        raise ValueError(f"quantize_: {format!r} is not written here; {', '.join(PACKING)} are")
+    for name, weight in list(named_weights(model)):
+        path = name.removesuffix(".weight")
+        if not isinstance(weight, Tensor) or name == path or weight.ndim < 2:
+            continue
+        filled = weight.shape[-1] % FORMATS[format].elements == 0
+        if filled and not path.endswith(("router", "shared_gate")):
+            _pack(model, path, quantize(weight, format))
+    return model
+
+
+def _written(model: Model) -> Iterator[tuple[str, Tensor | PackedTensor]]:
     """Yield what a GGUF file of a model holds: names and tensors."""
     config = model.config
     found = architecture(config)
-    waiting: dict[str, list[Tensor]] = {}
-    for name, weight in model.named_parameters():
+    waiting: dict[str, list[Tensor | PackedTensor]] = {}
+    for name, t in named_weights(model):
         number, path, kind = parts(name)
-        key, t = found.weight(name, gguf=True), weight.detach()
-        if t.ndim == 1:
+        key = found.weight(name, gguf=True)
+        if isinstance(t, Tensor) and (t.ndim == 1 or path == "mlp.shared_gate"):
             t = t.float()
         if found.permuted and path in _TURNED:
             heads = getattr(config, _TURNED[path])
-            t = t.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+            t = _each([t], functools.partial(_permuted, heads))
         if found.fused and path in (*_TURNED, "attention.v", "mlp.gate", "mlp.up"):
             wanted, whole = (3, "attn_qkv") if "attention" in path else (2, "ffn_up")
             key = f"blk.{number}.{whole}.{kind}"
             waiting.setdefault(key, []).append(t)
             if len(waiting[key]) < wanted:
                 continue
-            t = webtorch.cat(waiting.pop(key))
-        yield key, t.reshape(-1).float() if path == "mlp.shared_gate" else t
+            t = _each(waiting.pop(key), webtorch.cat)
+        yield key, t.reshape(-1) if isinstance(t, Tensor) and path == "mlp.shared_gate" else t
     rope = config.rope
     if rope.kind in ("llama3", "factors"):
         rates, _ = rope.frequencies(config.max_position_embeddings)
@@ -265,7 +305,7 @@ def _written(model: Model) -> Iterator[tuple[str, Tensor]]:
 def save(model: Model, path: FilePath, metadata: dict[str, Any] | None = None) -> None:
     """Write a model as a GGUF file, with its sizes and further metadata (the tokenizer's, a template).
 
-    Matrices keep their type, vectors are float32, as llama.cpp has them. Raises GGUFError for types that the
-    format lacks.
+    Matrices keep their type, packed ones too; vectors are float32, as llama.cpp has them. Raises GGUFError for types
+    that the format lacks.
     """
     save_gguf(dict(_written(model)), path, {**gguf_metadata(model.config), **(metadata or {})})

@@ -497,7 +497,7 @@ class DistributedDataParallel(Module, Joinable):
             divide_by_initial_world_size=divide_by_initial_world_size,
         )  # fmt: skip
 
-    def join_hook(self, **kwargs: Any) -> JoinHook:
+    def join_hook(self, **kwargs: object) -> JoinHook:
         """Return what this process does after its inputs have ended."""
         self._divides_by_all = bool(kwargs.get("divide_by_initial_world_size", True))
         return _Ended(self)

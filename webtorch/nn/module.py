@@ -766,7 +766,7 @@ class Module:
 
     def state_dict(
         self,
-        *args: Any,
+        *args: object,
         destination: dict[str, Any] | None = None,
         prefix: str = "",
         keep_vars: bool = False,
@@ -953,7 +953,7 @@ def _call_traced(args: Args, kwargs: Kwargs) -> object:
 CALL_OF_MODULE = Callee("module", _call_traced)
 
 
-def _parse_to(*args: Any, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
+def _parse_to(*args: object, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
     """Return (device, dtype, non_blocking, memory_format) of any call form of `to`; absent ones are None."""
     known = {"device", "dtype", "non_blocking", "memory_format", "tensor", "copy"}
     unknown = set(kwargs) - known

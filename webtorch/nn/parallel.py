@@ -68,7 +68,7 @@ class _Broadcast(Function):
         return (None, *_copied(grads, ctx.home))
 
 
-def _copied(tensors: Sequence[Tensor], target: Any) -> list[Tensor]:
+def _copied(tensors: Sequence[Tensor], target: object) -> list[Tensor]:
     """Return copies of `tensors` on `target`, those of one dtype sent as one."""
     places: dict[Any, list[int]] = {}
     for place, tensor in enumerate(tensors):
@@ -123,7 +123,7 @@ def replicate(network: _Network, devices: Sequence[object], detach: bool = False
     return replicas
 
 
-def scatter(inputs: Any, target_gpus: Sequence[object], dim: int = 0) -> Any:
+def scatter(inputs: object, target_gpus: Sequence[object], dim: int = 0) -> Any:
     """Return for each device its part of `inputs`: tensors cut along `dim`, tuples, lists and dicts
     entry by entry, other objects shared.
 

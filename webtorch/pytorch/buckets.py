@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from webtorch.dispatch.call import active
 from webtorch.functions.joining import cat
 from webtorch.ir.graph import IN_MEMORY, Node
 from webtorch.ir.lines import user_line
@@ -34,8 +33,7 @@ from webtorch.pytorch.device import (
     runtime,
     tensor_on,
 )
-from webtorch.pytorch.known import Key, Kinds, Plan, alone
-from webtorch.tensors.modes import transforms
+from webtorch.pytorch.known import Key, Kinds, Plan, is_calm
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
@@ -108,7 +106,7 @@ class Bucket(Memory):
     def take(self, start: int, shape: Shape) -> Node | None:
         """Return a part, where the memory has such parts, unless it has been taken and nobody holds it any more."""
         storage = self.storage
-        if storage is None or self.shapes.get(start) != shape or not _is_calm():
+        if storage is None or self.shapes.get(start) != shape or not is_calm(runtime()):
             return None
         whole = storage.node
         if self.whole is not whole:
@@ -129,20 +127,9 @@ class Bucket(Memory):
         return None if taken is None else taken()
 
 
-def _is_calm() -> bool:
-    """Whether nobody looks at calls, and what is recorded may be known."""
-    home = runtime()
-    return not (
-        (active.count and not alone())
-        or transforms.count
-        or home.recording is not None
-        or home.lent
-    )
-
-
 def _found(kinds: Kinds, key: Key, nodes: Sequence[Node]) -> Plan | Key | None:
     """Return the plan of a call over nodes, or its kind if it is to be watched."""
-    if not _is_calm() or len(set(nodes)) < len(nodes):
+    if not is_calm(runtime()) or len(set(nodes)) < len(nodes):
         return None
     return kinds.look_up(key)
 
@@ -240,7 +227,7 @@ def gather(x: torch.Tensor, factor: float, out: torch.Tensor) -> bool:
         or bucket.laid is not None
         or bucket.raw is not None
         or bucket.is_cut
-        or not _is_calm()
+        or not is_calm(runtime())
     ):
         return False
     given = bucket.given

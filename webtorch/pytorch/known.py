@@ -30,6 +30,7 @@ from webtorch.pytorch.device import (
     reach,
     runtime,
 )
+from webtorch.runtime.realize import Runtime
 from webtorch.tensors.modes import transforms
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.remember import Place, Result, watched
@@ -325,14 +326,7 @@ class Kinds:
         the first argument as well. `begun`: what `begin` gave for other arguments, whose free numbers are there.
         """
         home = opened.runtime
-        if (
-            (active.count and not alone())
-            or transforms.count
-            or home is None
-            or home.recording is not None
-            or home.lent
-            or self.failures >= _MOST_FAILURES
-        ):
+        if home is None or self.failures >= _MOST_FAILURES or not is_calm(home):
             return None
         ahead = home.ahead
         if ahead.calls >= ahead.most << (not self.heavy):
@@ -473,6 +467,16 @@ def _repeats(values: Sequence[object]) -> tuple[int, ...]:
     """Return which values are the same ones."""
     numbers = [id(x) for x in values]
     return tuple([numbers.index(n) for n in numbers])
+
+
+def is_calm(home: Runtime) -> bool:
+    """Whether nobody looks at calls, and what is recorded may be known."""
+    return not (
+        (active.count and not alone())
+        or transforms.count
+        or home.recording is not None
+        or home.lent
+    )
 
 
 def alone() -> bool:

@@ -19,7 +19,7 @@ def as_sparse_gradcheck(gradcheck: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(gradcheck)
-    def checked(func: Callable[..., object], inputs: object, **kwargs: Any) -> Any:
+    def checked(func: Callable[..., object], inputs: object, **kwargs: object) -> Any:
         """Check the function of the values."""
         masked = kwargs.pop("masked", False)
         given: tuple[Any, ...] = tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)

@@ -76,7 +76,7 @@ class check_sparse_tensor_invariants:
         return inside
 
 
-def _tensor(value: Any, dtype: DType | None, device: DeviceLike) -> Tensor:
+def _tensor(value: object, dtype: DType | None, device: DeviceLike) -> Tensor:
     if isinstance(value, SparseTensor):
         raise TypeError("expected a dense tensor of indices or values, not a sparse one")
     if isinstance(value, Tensor):

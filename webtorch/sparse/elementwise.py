@@ -65,7 +65,7 @@ def pow_(input: Any, exponent: Any) -> SparseTensor:
     return x.like(x.values_of() ** exponent, "Pow")
 
 
-def _is_number(x: Any) -> bool:
+def _is_number(x: object) -> bool:
     """Whether x is a number, or a dense tensor without dims."""
     return not isinstance(x, Tensor) or (not isinstance(x, SparseTensor) and not x.dim())
 
@@ -92,12 +92,17 @@ def mul(input: Any, other: Any) -> Tensor:
 
 def _common(a: SparseTensor, b: SparseTensor) -> Tensor:
     """Return the product of two sparse tensors."""
+    whole = a._shape
     if a._shape != b._shape:
-        raise RuntimeError(
-            "mul operands have incompatible sizes: "
-            f"{list(a._shape)} and {list(b._shape)}; sparse tensors do not broadcast here"
-        )
-    if a.places is b.places and (a.coalesced or b.coalesced):
+        rank = a.sparse_rank
+        alike = rank == b.sparse_rank and a._shape[:rank] == b._shape[:rank]
+        if not alike or a.layout is not sparse_coo or b.layout is not sparse_coo:
+            raise RuntimeError(
+                "mul operands have incompatible sizes: "
+                f"{list(a._shape)} and {list(b._shape)}; sparse dims do not broadcast"
+            )
+        whole = (*whole[:rank], *dense.broadcast_shapes(whole[rank:], b._shape[rank:]))
+    if whole == a._shape == b._shape and a.places is b.places and (a.coalesced or b.coalesced):
         return a.like(a.values_of() * b.values_of(), "Mul")
     x, y = coalesce(matching(a, sparse_coo)), coalesce(matching(b, sparse_coo))
     if x.sparse_rank != y.sparse_rank:
@@ -105,12 +110,13 @@ def _common(a: SparseTensor, b: SparseTensor) -> Tensor:
     shape = x._shape[: x.sparse_rank]
     if not x.nnz or not y.nnz:
         dtype = result_type(a.kept, b.kept)
-        return matching_as(coo(x.places[0][:, :0], x.values_of()[:0].to(dtype), a._shape, True), a)
+        none = (x.values_of()[:0] * y.values_of()[:0]).to(dtype)
+        return matching_as(coo(x.places[0][:, :0], none, whole, True), a)
     mine, others = keys(x.places[0], shape), keys(y.places[0], shape)
     found = dense.clamp(dense.searchsorted(others, mine), max=y.nnz - 1)
     (hit,) = (others[found] == mine).nonzero(as_tuple=True)
     values = x.values_of()[hit] * y.values_of()[found[hit]]
-    out = coo(x.places[0][:, hit], values, a._shape, True, "Mul")
+    out = coo(x.places[0][:, hit], values, whole, True, "Mul")
     return matching_as(out, a)
 
 

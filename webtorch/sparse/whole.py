@@ -403,7 +403,7 @@ def new(x: SparseTensor, *args: Any, device: Any = None) -> Tensor:
 
 
 @rule("resize_")
-def resize_rows(x: SparseTensor, *size: Any, memory_format: object = None) -> SparseTensor:
+def resize_rows(x: SparseTensor, *size: object, memory_format: object = None) -> SparseTensor:
     """Give compressed rows other sizes: as many values stay as there is room for, in their order."""
     if x.layout is not sparse_csr or x.dim() > x.sparse_rank:
         raise no_kernel("resize_", x)

@@ -67,7 +67,7 @@ class Resize(Function):
         return grad_output.contiguous().view(ctx.sizes), None
 
 
-def _fail(_gs: Cotangents, _saved: object, msg: Any) -> Cotangents:
+def _fail(_gs: Cotangents, _saved: object, msg: object) -> Cotangents:
     raise RuntimeError(msg)
 
 

@@ -26,7 +26,7 @@ def noop_mask(batch: Any, head: object, token_q: object, token_kv: object) -> An
 def and_masks(*mask_mods: Callable[..., Any]) -> Callable[..., Any]:
     """Return the mask function that is true where all of them are."""
 
-    def mask(b: Any, h: object, q: Any, k: Any) -> Any:
+    def mask(b: object, h: object, q: object, k: object) -> Any:
         """Return whether all masks let the query see the key."""
         found = mask_mods[0](b, h, q, k)
         for one in mask_mods[1:]:
@@ -63,7 +63,7 @@ def create_mask(
     H: int | None,
     Q_LEN: int,
     KV_LEN: int,
-    device: Any = None,
+    device: object = None,
 ) -> Tensor:
     """Return a mask function's values (B, H, Q, KV), bool; B and H of None are 1."""
     sizes = (B or 1, H or 1, Q_LEN, KV_LEN)

@@ -39,7 +39,7 @@ def foreach(name: str) -> Callable[..., Any]:
             return webtorch.pow(x, *args)
         return getattr(x, name)(*args, **kwargs)
 
-    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self: object, *args: object, **kwargs: object) -> Any:
         """Return the operation of each tensor of the list; arguments may be lists as long."""
         args = (*args, *(kwargs.pop(n) for n in _POSITIONAL if n in kwargs))
         if plain in ("addcdiv", "addcmul") and len(args) == 3:

@@ -62,7 +62,7 @@ def _is_zipfile(f: Any) -> bool:
     return found
 
 
-def get_unsafe_globals_in_checkpoint(f: Any) -> list[str]:
+def get_unsafe_globals_in_checkpoint(f: object) -> list[str]:
     """Return the names in a file that `load(weights_only=True)` would refuse."""
     with _open_file_like(f, "rb") as stream:
         data = memoryview(stream.read())

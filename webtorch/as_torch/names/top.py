@@ -165,7 +165,7 @@ def _unique2(
     return webtorch.unique(input, sorted, True, True)
 
 
-def _unique(input: Any, sorted: bool = True, return_inverse: bool = False) -> Any:
+def _unique(input: object, sorted: bool = True, return_inverse: bool = False) -> Any:
     """Return the different elements, and where each went."""
     return _unique2(input)[:2]
 
@@ -234,7 +234,7 @@ def _amp_foreach_non_finite_check_and_unscale_(
         t.mul_(inv_scale)
 
 
-def get_device_module(device: Any = None) -> Any:
+def get_device_module(device: object = None) -> Any:
     """Return the module of a device's functions: `webtorch.webgpu`."""
     return webgpu
 

@@ -39,7 +39,7 @@ class Joinable:
     def __init__(self) -> None:
         self._join_config = _Config()
 
-    def join_hook(self, **kwargs: Any) -> JoinHook:
+    def join_hook(self, **kwargs: object) -> JoinHook:
         """Return what a process does whose inputs have ended; `kwargs` are those of `Join`."""
         raise NotImplementedError
 

@@ -300,7 +300,7 @@ class _Writer:
         text = _SIGNS[cast("Any", node.target)].join([f"({t})" for t, _ in terms])
         return text, cast("Any", node.target)(*[n for _, n in terms])
 
-    def _value(self, x: Any, kind: str = "") -> Json:
+    def _value(self, x: object, kind: str = "") -> Json:
         """Return an argument; `kind` is its type in the operator's schema."""
         if isinstance(x, (list, tuple)):
             return self._listed(x, kind)

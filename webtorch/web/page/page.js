@@ -538,7 +538,7 @@ async function look() {
       return row.indexOf(Math.max(...row));
     });
     // Line breaks are shown, so that both lines stay one above the other.
-    const words = (ids) => ids.map((i) => vocabulary[Number(i)]).join("").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+    const words = (ids) => ids.map((i) => vocabulary[Number(i)]).join("").replaceAll("\n", "↵").replaceAll("\t", "⇥");
     $("samples").className = "text";
     $("samples").replaceChildren(
       make("pre", { textContent: `reads    ${words(Array.from(batch[input.name].data.slice(0, length)))}` }),

@@ -94,7 +94,7 @@ def build_lite(path: str | Path, *, pyodide: str | Path | None = None) -> Path:
 
 def _extension() -> Path:
     """Return where the kernel's package keeps its wheels."""
-    advice = 'pip install "webtorch[lite]" brings them'
+    advice = "pip install jupyterlite-core jupyterlite-pyodide-kernel brings them"
     for name in ("jupyterlite-core", "jupyterlite-pyodide-kernel"):
         try:
             found = importlib.metadata.distribution(name)

@@ -83,7 +83,7 @@ function print(kind, text) {
     }
     let whole = last.textContent + text;
     // A carriage return starts the line again, as progress bars want it.
-    if (text.includes("\r")) whole = whole.replace(/\r\n/g, "\n").replace(/[^\n]*\r(?!\n)/g, "");
+    if (whole.includes("\r")) whole = whole.replace(/\r\n/g, "\n").replace(/[^\n\r]*\r+(?=[^\n\r])/g, "");
     if (whole.length > MOST_TEXT) whole = "…\n" + whole.slice(whole.indexOf("\n", whole.length - MOST_TEXT / 2) + 1);
     last.textContent = whole;
   });

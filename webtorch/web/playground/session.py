@@ -51,6 +51,10 @@ class _Stream(io.TextIOBase):
         """Return True."""
         return True
 
+    def isatty(self) -> bool:
+        """Whether a line can be written over, as progress bars do."""
+        return self.name == "out"
+
 
 # What programs import that a page does not have, and what does the same here.
 _INSTEAD = {
@@ -103,6 +107,8 @@ def _start() -> None:
     install_as_torch()
     sys.meta_path.append(_Absent())
     builtins.input = _input
+    # The output has no colours.
+    os.environ["NO_COLOR"] = "1"
     # Where the page has Matplotlib, its figures appear.
     os.environ["MPLBACKEND"] = "module://webtorch.web.playground.figures"
     reset()
