@@ -17,7 +17,7 @@ DELAY = 1.0
 def told(what: str) -> Iterator[None]:
     """While the block runs for more than a second: one line on standard error, if that is a terminal.
 
-    It goes when the block ends, where rich is installed.
+    It goes when the block ends, where rich is installed and the terminal can do that.
     """
     if not sys.stderr.isatty():
         yield
@@ -31,9 +31,10 @@ def told(what: str) -> Iterator[None]:
         with lock:
             if over:
                 return
-            try:
+            console = None
+            with contextlib.suppress(ImportError):
                 console = importlib.import_module("rich.console").Console(stderr=True)
-            except ImportError:
+            if console is None or console.is_dumb_terminal:
                 sys.stderr.write(f"webtorch: {what} ...\n")
                 return
             status = console.status(f"webtorch: {what}", spinner="line")

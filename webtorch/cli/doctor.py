@@ -55,7 +55,7 @@ PACKAGES = ("webtorch", "numpy", "numba", "wgpu", "wgpudawn", "rich", "torch", "
 # Variables of the environment that change what a device does; none of them names a user's file.
 _SETTINGS = (
     "WEBTORCH_DEVICE", "WEBTORCH_WEBGPU", "WEBTORCH_FLOAT64", "WEBTORCH_SCRIPTS", "WEBTORCH_TUNE",
-    "WEBTORCH_MEMORY_LIMIT", "WGPU_BACKEND_TYPE", "GALLIVM_PERF",
+    "WEBTORCH_MEMORY_LIMIT", "WEBTORCH_SHARED_MEMORY", "WGPU_BACKEND_TYPE", "GALLIVM_PERF",
 )  # fmt: skip
 # float32 keeps 7 digits; a sum over some hundred of them keeps 5.
 TOLERANCE = 2e-5

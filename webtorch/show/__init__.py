@@ -5,10 +5,13 @@
 
 In the playground a picture appears at once; with `key`, in the place of the one that had the key
 before. In Jupyter it is shown as the value of a cell; anywhere, `.save("file.png")` writes it.
+After `%load_ext webtorch.show` a notebook shows tensors that are pictures as such, beside their numbers.
 """
 
 from __future__ import annotations
 
+import base64
+import html
 import math
 import struct
 import zlib
@@ -27,6 +30,10 @@ _STYLE = (
     ".line.s1{stroke:#c2410c}.line.s2{stroke:#15803d}.dot.s0{fill:#2c5fd6}.dot.s1{fill:#c2410c}"
     ".dot.s2{fill:#15803d}</style>"
 )
+
+
+# What notebooks know tensors by: their class is above.
+_TENSOR = ("webtorch.tensors.tensor", "Tensor")
 
 
 class Drawing:
@@ -193,3 +200,31 @@ def _png(width: int, channels: int, lines: list[bytes]) -> bytes:
         out += struct.pack(">I", len(data)) + name + data
         out += struct.pack(">I", zlib.crc32(name + data))
     return out
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Show tensors that are pictures as such: `%load_ext webtorch.show` in a notebook calls this."""
+    shell.display_formatter.formatters["text/html"].for_type_by_name(*_TENSOR, _as_html)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Show numbers again: `%unload_ext webtorch.show`."""
+    shell.display_formatter.formatters["text/html"].pop(".".join(_TENSOR), None)
+
+
+def _as_html(x: Any) -> str | None:
+    """Return a picture with its numbers folded away, or None for what is no picture: text is shown then."""
+    shape, kind = tuple(x.shape), str(x.dtype).rpartition(".")[2]
+    is_picture = len(shape) in (3, 4) and shape[-3] in (1, 3) and min(shape[-2:]) >= 8
+    if not is_picture or not 0 < x.numel() <= 1 << 20 or x.device.type == "meta":
+        return None
+    if kind != "uint8" and not x.is_floating_point():
+        return None
+    data = image(x).data
+    assert isinstance(data, bytes)
+    source = base64.b64encode(data).decode("ascii")
+    about = f"{kind}[{', '.join(map(str, shape))}]"
+    return (
+        f'<img alt="{about}" src="data:image/png;base64,{source}">'
+        f"<details><summary>{about}</summary><pre>{html.escape(repr(x))}</pre></details>"
+    )

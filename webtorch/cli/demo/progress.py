@@ -29,7 +29,7 @@ class Meter:
         """Show the bar while the block runs; `steps` are those of one epoch."""
         self._unit, self._epochs, self._steps = unit, epochs, steps
         self._started = time.perf_counter()
-        if not self._console.is_terminal:
+        if not self._console.is_terminal or self._console.is_dumb_terminal:
             yield
             return
         self._progress = Progress(
