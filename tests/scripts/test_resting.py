@@ -15,7 +15,7 @@ import pytest
 import webtorch as torch
 from tests.scripts.following import scripts
 from webtorch import nn
-from webtorch.scripts import stop_to_look
+from webtorch.scripts import prepared, run, stop_to_look
 
 
 @pytest.fixture
@@ -362,3 +362,52 @@ def test_a_failed_check_raises_where_the_step_is_computed(follower: Any) -> None
         step(0, 1, 7)
     before = [step(0, 1, 2) for _ in range(6)]
     assert before == sorted(before, reverse=True)
+
+
+@pytest.mark.parametrize("kind", ["norm", "value", "scaler"])
+def test_what_is_done_to_all_gradients_is_one_call_and_parameters_rest(
+    follower: Any, kind: str
+) -> None:
+    real = pytest.importorskip("torch")
+    rested: list[bool] = []
+
+    def trained(lib: Any) -> tuple[list[float], Any]:
+        weights = [lib.nn.Parameter(lib.arange(1.0, 7.0) / n) for n in range(1, 9)]
+        optimizer = lib.optim.Adam(weights, lr=0.05)
+        scaler = lib.amp.GradScaler("cpu", init_scale=2.0**126, enabled=kind == "scaler")
+        found = []
+        for n in range(24):
+            # Infinite gradients at times: such a step is none.
+            loss = sum((w * (n % 3 + 1)).square().sum() for w in weights)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            if kind == "norm":
+                found.append(lib.nn.utils.clip_grad_norm_(weights, 0.5 + n % 2).item())
+            elif kind == "value":
+                lib.nn.utils.clip_grad_value_(weights, 0.25)
+            scaler.step(optimizer)
+            scaler.update()
+            # A batch that lies where it is wanted.
+            found.append(loss.to("cpu").item())
+        rested.append(lib is torch and all(w._storage.resting is not None for w in weights))
+        return found + [x for w in weights for x in w.tolist()], (weights, optimizer, scaler)
+
+    found, _kept = trained(torch)
+    assert rested[0] or kind == "norm"
+    assert follower().counts["followed"] > 12
+    torch.testing.assert_close(found, trained(real)[0], rtol=1e-4, atol=1e-5)
+    calls, names = list(follower().root.following), set()
+    while calls:
+        step = calls.pop()
+        names.add(step.callee.name if step.callee is not None else "")
+        calls += [*step.following, *filter(None, [step.goes_on])]
+    assert "backward" in names and not names & {"mul_", "clamp_", "isfinite"}
+
+
+def test_what_is_compared_to_be_sure_goes_on_resting(follower: Any, monkeypatch: Any) -> None:
+    for room in (prepared, run):
+        monkeypatch.setattr(room, "CHECKED", True)
+    training = Training()
+    training.steps(10)
+    assert training.rests()

@@ -15,11 +15,13 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
+from webtorch.dispatch.call import Args, Callee, Kwargs
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.tensors.autocast import restored, snapshot
 from webtorch.tensors.host import RunAsUsual, host_scalar, tracing
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.whole import as_one
 
 __all__ = ["GradScaler", "OptState"]
 
@@ -144,26 +146,26 @@ class GradScaler:
         """Multiply gradients by `inv_scale`, if given; return for each device whether one is not finite. What PyTorch
         writes to `found_inf` is new here.
         """
-        finite: dict[Any, list[Tensor]] = {}
-        with webtorch.no_grad(), _without_autocast():
-            for group in optimizer.param_groups:
-                for param in group["params"]:
-                    grad = param.grad
-                    if grad is None:
-                        continue
-                    if grad.dtype is webtorch.float16 and not allow_fp16:
-                        raise ValueError("Attempting to unscale FP16 gradients.")
-                    if grad.layout is webtorch.sparse_coo:
-                        # Sums at one place may be too large for the type, where none of the values is.
-                        grad = param.grad = grad.coalesce()
-                        grad = grad._values()
-                    finite.setdefault(grad.device, []).append(grad.isfinite().all())
-                    if inv_scale is not None:
-                        grad.mul_(inv_scale.to(grad.device))
-            return {
-                device: 1.0 - webtorch.stack(each).all().to(webtorch.float32)
-                for device, each in finite.items()
-            }
+        # By what the parameters lie with: to ask each gradient of a step that follows a script takes longer than all.
+        grads: dict[Any, list[Tensor]] = {}
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                grad = param.grad
+                if grad is None:
+                    continue
+                if grad.dtype is webtorch.float16 and not allow_fp16:
+                    raise ValueError("Attempting to unscale FP16 gradients.")
+                if type(grad) is not Tensor and grad.layout is webtorch.sparse_coo:
+                    # Sums at one place may be too large for the type, where none of the values is.
+                    grad = param.grad = grad.coalesce()
+                    grad = grad._values()
+                grads.setdefault(param._storage.runtime, []).append(grad)
+        found = {}
+        for each in grads.values():
+            device = each[0].device
+            inverse = None if inv_scale is None else inv_scale.to(device)
+            found[device] = as_one(_UNSCALE, each, inverse)
+        return found
 
     # -- stepping -------------------------------------------------------------------------------
 
@@ -231,36 +233,27 @@ class GradScaler:
         if not self._enabled:
             return
         scale, tracker = self._started("update")
-        with webtorch.no_grad(), _without_autocast():
-            if isinstance(new_scale, Tensor):
-                assert new_scale.numel() == 1 and not new_scale.requires_grad, (
-                    "new_scale should be a float or a 1-element torch.FloatTensor with "
-                    "requires_grad=False."
-                )
+        if isinstance(new_scale, Tensor):
+            assert new_scale.numel() == 1 and not new_scale.requires_grad, (
+                "new_scale should be a float or a 1-element torch.FloatTensor with "
+                "requires_grad=False."
+            )
+            with webtorch.no_grad(), _without_autocast():
                 scale.copy_(new_scale.reshape(()))
-            elif new_scale is not None:
+        elif new_scale is not None:
+            with webtorch.no_grad():
                 scale.fill_(new_scale)
-            else:
-                found = [
-                    f
-                    for state in self._per_optimizer_states.values()
-                    for f in state["found_inf_per_device"].values()
-                ]
-                assert found, "No inf checks were recorded prior to update."
-                self._follow(scale, tracker, self._together(found, scale.device) > 0)
+        else:
+            found = [
+                f
+                for state in self._per_optimizer_states.values()
+                for f in state["found_inf_per_device"].values()
+            ]
+            assert found, "No inf checks were recorded prior to update."
+            options = map(self._live, ("_growth_interval", "_growth_factor", "_backoff_factor"))
+            as_one(_FOLLOW, scale, tracker, self._together(found, scale.device), *options)
         # Emptied, not replaced: a compiled step refers to this one.
         self._per_optimizer_states.clear()
-
-    def _follow(self, scale: Tensor, tracker: Tensor, overflowed: Tensor) -> None:
-        good = tracker + 1
-        due = good == self._live("_growth_interval")
-        grown = scale * self._live("_growth_factor")
-        # A scale that is no number any more would never come back.
-        grown = webtorch.where(due & grown.isfinite(), grown, scale)
-        shrunk = scale * self._live("_backoff_factor")
-        count = webtorch.where(overflowed | due, 0, good)
-        scale.copy_(webtorch.where(overflowed, shrunk, grown))
-        tracker.copy_(count)
 
     def _live(self, name: str) -> Any:
         """Return an option as a number that a compiled step reads anew."""
@@ -356,6 +349,37 @@ class GradScaler:
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
+
+
+def _unscale(args: Args, kwargs: Kwargs) -> Tensor:
+    """Multiply gradients of one device by a number, if there is one; return 1 where one is not finite, else 0."""
+    grads, inv_scale = args
+    with webtorch.no_grad(), _without_autocast():
+        finite = []
+        for grad in grads:
+            finite.append(grad.isfinite().all())
+            if inv_scale is not None:
+                grad.mul_(inv_scale)
+        return 1.0 - webtorch.stack(finite).all().to(webtorch.float32)
+
+
+def _follow(args: Args, kwargs: Kwargs) -> None:
+    """Let a scale follow what was found."""
+    scale, tracker, found, interval, growth, backoff = args
+    with webtorch.no_grad(), _without_autocast():
+        overflowed = found > 0
+        good = tracker + 1
+        due = good == interval
+        grown = scale * growth
+        # A scale that is no number any more would never come back.
+        grown = webtorch.where(due & grown.isfinite(), grown, scale)
+        count = webtorch.where(overflowed | due, 0, good)
+        scale.copy_(webtorch.where(overflowed, scale * backoff, grown))
+        tracker.copy_(count)
+
+
+_UNSCALE = Callee("unscale_", _unscale)
+_FOLLOW = Callee("update", _follow)
 
 
 def _without_autocast() -> Any:

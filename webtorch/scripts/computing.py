@@ -16,7 +16,6 @@ from webtorch.runtime import realize as realizing
 from webtorch.runtime.interrupt import whole
 from webtorch.runtime.watch import watch
 from webtorch.scripts.late import Waiting, filling, forget_dead, give_value, use_up, wait
-from webtorch.scripts.leaving import lose
 from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
 from webtorch.scripts.resting import Group, group_for, let_rest, value_of
@@ -106,12 +105,11 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
                 fresh, nodes, kept = _settle(run, program, facts, inputs, buffers, holders)
         except BaseException as error:
             if finished:
-                if isinstance(error, CHECKS):
-                    # It stopped before it wrote.
-                    run.slots, run.externals = promised
-                    _count(run, last, group, -1)
-                    lose(run, last.path(), error)
-                raise
+                if not isinstance(error, CHECKS):
+                    raise
+                # It stopped before it wrote: what was given is taken back.
+                run.slots, run.externals = promised
+                program.late.take_back(run)
             for generator, offset in places:
                 generator._offset = offset
             if counted:

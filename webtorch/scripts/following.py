@@ -150,6 +150,8 @@ class Follower:
         self.early: set[tuple[Callee, Any]] = set()
         # Operations that compute what they are given, with the lines where they did.
         self.lookers: dict[Callee, set[Any]] = {}
+        # Those with which steps begin that gave what is there, such as a batch that lies where it is wanted.
+        self.idle: dict[Callee, set[Any]] = {}
         self.account = Account()
         self.counts, self.reasons = self.account.counts, self.account.reasons
         self.note = self.account.note
@@ -637,6 +639,15 @@ class Follower:
             # What the script has next is called with something else, or this comes in its place again.
             self.settle(difference(run, callee, args, kwargs))
             run = self.run
+        first = run.at is self.root and not run.begun
+        if first and callee in self.idle and user_line() in self.idle[callee]:
+            out = self.inside(callee, args, kwargs)
+            if self.run is run and (self.computed or not _is_computed(out)):
+                self.idle[callee].discard(user_line())
+                self.give_up(f"{callee.name} has computed nothing before")
+                if self.computed:
+                    self.begin()
+            return out
         if run.promised:
             out = self.inside(callee, args, kwargs)
             if self.run is run and not _is_computed(out):
@@ -950,7 +961,9 @@ class Follower:
         draws = {i: g._offset for i, (g, *_) in run.generators.items()} != drawn
         if self.run is not run:
             return out
-        if beside and not self.computed and _is_computed(out):
+        if beside and not self.computed and _is_computed(out) and not note.has_written():
+            if run.at is self.root:
+                self.idle.setdefault(callee, set()).add(note.step.line)
             run.forget_externals(count)
             _plain_offsets(out)
             return out

@@ -33,7 +33,7 @@ _lock = threading.RLock()
 filling = _lock
 _waiting: list[weakref.ref[Tensor]] = []
 # From how many on these are looked through.
-_most = 1024
+_most = 16
 
 
 def wait(reference: weakref.ref[Tensor], t: Tensor, late: Late) -> None:
@@ -65,6 +65,16 @@ class Waiting:
                 t._late = lacking
         _waiting.extend(references)
 
+    def take_back(self, run: Run) -> None:
+        """Let those of a run wait no more."""
+        references = {*map(id, self.slots(run.slots))}
+        with _lock:
+            _waiting[:] = [reference for reference in _waiting if id(reference) not in references]
+            for reference in self.slots(run.slots):
+                t = reference()
+                if t is not None:
+                    t._late = None
+
 
 def forget_dead() -> None:
     """Forget those that nobody has any more, when they may be most."""
@@ -72,7 +82,7 @@ def forget_dead() -> None:
     if len(_waiting) > _most:
         with _lock:
             _waiting[:] = [reference for reference in _waiting if reference() is not None]
-            _most = max(1024, 2 * len(_waiting))
+            _most = max(16, 2 * len(_waiting))
 
 
 def complete(t: Tensor) -> bool:

@@ -316,7 +316,9 @@ class _Quick:
         options: list[Sequence[Pattern]],
         params: Sequence[Pattern],
         gradients: Sequence[Pattern],
+        found_inf: Pattern | None,
     ) -> None:
+        self.found_inf = found_inf
         self.options = [matcher(patterns) for patterns in options]
         self.params = picker([p.number for p in params])
         given = [i for i, p in enumerate(gradients) if p.form == SLOT]
@@ -338,7 +340,7 @@ class _Quick:
             at = end
         count = len(watched.params)
         params, gradients = patterns[at : at + count], patterns[at + count :]
-        plain = all(p.form not in _OF_TENSORS for p in patterns_in(patterns[:at]))
+        plain = all(p.form not in _OF_TENSORS for p in patterns_in(patterns[1:at]))
         absent = [p for p in [patterns[0], *gradients] if p.form != SLOT]
         if (
             not plain
@@ -347,13 +349,13 @@ class _Quick:
             or not {*numbers} <= {p.number for p in params}
         ):
             return None
-        return cls(options, params, gradients)
+        return cls(options, params, gradients, patterns[0] if patterns[0].form == SLOT else None)
 
     def __call__(self, run: Any, watched: Watched, resting: Any) -> bool:
         """Whether they are, and the parameters are those that rest."""
         params, stamps = watched.params, resting.stamps
         if (
-            watched.found_inf is not None
+            watched.found_inf is not (self.found_inf and run.slots[self.found_inf.number]())
             or len(params) != len(resting.params)
             or len(stamps) != len(watched.stamps)
             or not all(map(is_, params, resting.params))

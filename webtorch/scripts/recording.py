@@ -164,6 +164,14 @@ class Note:
             return args, {**kwargs, step.names[i]: number}
         return (*args[:i], number, *args[i + 1 :]), kwargs
 
+    def has_written(self) -> bool:
+        """Whether the call has given a tensor from outside another value."""
+        externals = self.run.externals
+        return any(
+            externals[j]._storage.node is not node
+            for j, (_, node, *_) in zip(self.read, self.before, strict=True)
+        )
+
     def made(self, out: Any) -> Step:
         """Return the step of the call, which gave `out`. Raises Refused where that cannot be promised."""
         run, step = self.run, self.step

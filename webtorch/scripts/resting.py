@@ -133,7 +133,7 @@ def let_rest(run: Run, step: Step, program: Program, inputs: Sequence[object]) -
                 place is None
                 or node is None
                 or node.buffer is not inputs[place]
-                or node.shared
+                or storage.shares(node)
                 or node.host is not None
                 or t._counter is not storage
                 or storage.donor is not None

@@ -555,11 +555,22 @@ class Run:
         return any(self.externals[k] is t for k in p.also)
 
     def is_as_before(self, p: Pattern, t: Tensor) -> bool:
-        """Whether a value that need not be compared would be found to be what it is: for tests."""
-        self.number_externals()
-        number, storage = p.number, t._storage
-        home = self.storages[storage], self.numbers[id(t)]
-        return facts_of(t) == p.facts and self.slot_of(t) is None and home == (number, number)
+        """Whether a value that need not be compared would be found to be what it is: for tests. What rests goes on
+        resting.
+        """
+        storages = {e._storage for e in self.externals if type(e) is not Prior}
+        resting = [s for s in storages if s.resting is not None]
+        for s in resting:
+            s.node = s.resting[0]
+        try:
+            self.number_externals()
+            number = p.number
+            home = self.storages[t._storage], self.numbers[id(t)]
+            return facts_of(t) == p.facts and self.slot_of(t) is None and home == (number, number)
+        finally:
+            for s in resting:
+                if s.resting is not None:
+                    del s.node
 
     def _compare(self, p: Pattern, t: object) -> bool:
         """Whether a value is an external tensor that is as a pattern says; if so, that is remembered."""

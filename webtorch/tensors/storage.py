@@ -130,8 +130,10 @@ class Storage:
         "__weakref__", "donor", "dtype", "elements", "node", "resting", "runtime", "version",
     )  # fmt: skip
 
-    def __init__(self, node: Node, runtime: Runtime, elements: int | None = None) -> None:
-        """`elements`: how many `node` has, where the caller knows."""
+    def __init__(
+        self, node: Node, runtime: Runtime, elements: int | None = None, aside: bool = False
+    ) -> None:
+        """`elements`: how many `node` has, where the caller knows. `aside`: nobody is kept from writing it in place."""
         self.node = node
         self.runtime = runtime
         self.dtype: DType = node.dtype
@@ -141,7 +143,7 @@ class Storage:
         self.donor: Node | None = None
         # Where a script keeps the value and the count while nobody looks at them (`webtorch.scripts.resting`).
         self.resting: Any = None
-        if node.shared:
+        if node.shared and not aside:
             self._join(node)
         if node.kind != "buffer":
             runtime.add(self)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from webtorch.dispatch.call import active, dispatched, settle_scripts
+from webtorch.dispatch.call import Callee, active, dispatched, enter, settle_scripts
 from webtorch.errors import ShapeError
 from webtorch.runtime.realize import open_runtimes
+from webtorch.tensors.host import tracing
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -67,7 +69,7 @@ def kept_value(input: Tensor) -> Tensor:
     if not input._whole or storage.node.host is not None:
         return input.detach().clone()
     # Not a clone: one would keep the memory from being written in place.
-    value = Storage(storage.node, storage.runtime)
+    value = Storage(storage.node, storage.runtime, aside=True)
     return Tensor._from_storage(value, input._shape, input._strides, 0, True)
 
 
@@ -91,6 +93,13 @@ def broadcast_shapes(*shapes: int | Sequence[int]) -> Size:
                 )
             out[d] = out[d] if sizes[d] == 1 else sizes[d]
     return Size(out)
+
+
+def as_one(callee: Callee, *args: Any) -> Any:
+    """Return what the many calls give that a callee makes: one call for scripts, where nobody sees each."""
+    if tracing.active or active.others:
+        return callee.run(args, {})
+    return enter(callee, args, {})
 
 
 def realize(*tensors: Tensor) -> None:

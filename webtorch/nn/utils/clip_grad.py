@@ -7,9 +7,11 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
+from webtorch.dispatch.call import Args, Callee, Kwargs
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.whole import as_one
 
 __all__ = [
     "clip_grad_norm",
@@ -30,6 +32,38 @@ def _gradients(parameters: Tensor | Iterable[Tensor]) -> list[Tensor]:
     return [p.grad for p in _listed(parameters) if p.grad is not None]
 
 
+def _norm(args: Args, kwargs: Kwargs) -> Tensor:
+    tensors, norm_type = args
+    device = tensors[0].device
+    if norm_type == 2.0:
+        # One square root for all: the sums of squares add up.
+        sums = [(t.detach() * t.detach()).sum() for t in tensors]
+        return webtorch.stack([s.to(device) for s in sums]).sum().sqrt()
+    norms = [webtorch.norm(t.detach(), norm_type) for t in tensors]
+    return webtorch.norm(webtorch.stack([n.to(device) for n in norms]), norm_type)
+
+
+def _scale(args: Args, kwargs: Kwargs) -> None:
+    grads, max_norm, total_norm = args
+    # Clamped, not tested: a test would read the norm. 1e-6 keeps 0 / 0 out.
+    factor = (max_norm / (total_norm + 1e-6)).clamp(max=1.0)
+    with webtorch.no_grad():
+        for grad in grads:
+            grad.mul_(factor.to(grad.device))
+
+
+def _clamp(args: Args, kwargs: Kwargs) -> None:
+    grads, most = args
+    with webtorch.no_grad():
+        for grad in grads:
+            grad.clamp_(min=-most, max=most)
+
+
+_NORM = Callee("get_total_norm", _norm)
+_SCALE = Callee("clip_grads_with_norm_", _scale)
+_CLAMP = Callee("clip_grad_value_", _clamp)
+
+
 def get_total_norm(
     tensors: Tensor | Iterable[Tensor],
     norm_type: float = 2.0,
@@ -44,14 +78,7 @@ def get_total_norm(
     norm_type = float(norm_type)
     if not tensors:
         return webtorch.tensor(0.0)
-    device = tensors[0].device
-    if norm_type == 2.0:
-        # One square root for all: the sums of squares add up.
-        sums = [(t.detach() * t.detach()).sum() for t in tensors]
-        total = webtorch.stack([s.to(device) for s in sums]).sum().sqrt()
-    else:
-        norms = [webtorch.norm(t.detach(), norm_type) for t in tensors]
-        total = webtorch.norm(webtorch.stack([n.to(device) for n in norms]), norm_type)
+    total: Tensor = as_one(_NORM, tensors, norm_type)
     if error_if_nonfinite and not math.isfinite(total.item()):
         raise RuntimeError(
             f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, "
@@ -71,11 +98,7 @@ def clip_grads_with_norm_(
     grads = _gradients(parameters)
     if not grads:
         return
-    # Clamped, not tested: a test would read the norm. 1e-6 keeps 0 / 0 out.
-    factor = (max_norm / (total_norm + 1e-6)).clamp(max=1.0)
-    with webtorch.no_grad():
-        for grad in grads:
-            grad.mul_(factor.to(grad.device))
+    as_one(_SCALE, grads, max_norm, total_norm)
 
 
 def clip_grad_norm_(
@@ -97,8 +120,10 @@ def clip_grad_norm_(
                 "`parameters` is an empty generator, no gradient clipping will occur.",
                 stacklevel=user_depth(),
             )
-    total = get_total_norm(_gradients(parameters), norm_type, error_if_nonfinite, foreach)
-    clip_grads_with_norm_(parameters, max_norm, total, foreach)
+    grads = _gradients(parameters)
+    total = get_total_norm(grads, norm_type, error_if_nonfinite, foreach)
+    if grads:
+        as_one(_SCALE, grads, max_norm, total)
     return total
 
 
@@ -119,6 +144,4 @@ def clip_grad_value_(
     """Limit every element of the gradients, in place, to [-clip_value, clip_value]."""
     if not isinstance(clip_value, float):
         clip_value = float(clip_value)
-    with webtorch.no_grad():
-        for grad in _gradients(parameters):
-            grad.clamp_(min=-clip_value, max=clip_value)
+    as_one(_CLAMP, _gradients(parameters), clip_value)
