@@ -120,8 +120,11 @@ def test_a_client_that_goes_away_leaves_its_place_to_others(
 
 
 def test_what_is_refused_is_said(address: str, client: openai.OpenAI) -> None:
-    with pytest.raises(openai.AuthenticationError, match="API key"):
-        openai.OpenAI(base_url=address, api_key="other").models.list()
+    with (
+        openai.OpenAI(base_url=address, api_key="other") as other,
+        pytest.raises(openai.AuthenticationError, match="API key"),
+    ):
+        other.models.list()
     with pytest.raises(openai.BadRequestError, match="the context 128"):
         client.completions.create(model="stdlib", prompt="heap " * 300)
     for wrong, message in (

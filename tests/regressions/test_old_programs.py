@@ -19,12 +19,12 @@ CALLS: list[tuple[str, Any]] = [
     ("addmm", lambda t, m, v, b: t.addmm(2, m, m, m)),
     ("addmm", lambda t, m, v, b: m.addmm(2, 3, m, m)),
     ("addmm", lambda t, m, v, b: m.addmm(3, m, m)),
-    ("addmm", lambda t, m, v, b: m.clone().addmm_(2, 3, m, m)),
+    ("addmm_", lambda t, m, v, b: m.clone().addmm_(2, 3, m, m)),
     ("addmv", lambda t, m, v, b: t.addmv(2, v, 3, m, v)),
     ("addr", lambda t, m, v, b: m.addr(2, 3, v, v)),
     ("baddbmm", lambda t, m, v, b: t.baddbmm(2, b, 3, b, b)),
     ("addbmm", lambda t, m, v, b: m.addbmm(2, b, b)),
-    ("add", lambda t, m, v, b: v.clone().add_(2, v)),
+    ("add_", lambda t, m, v, b: v.clone().add_(2, v)),
 ]
 
 

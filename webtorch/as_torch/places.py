@@ -166,7 +166,8 @@ for _name in (
 HIDDEN = frozenset(
     """torch.ir torch.lower torch.runtime torch.tensors torch.pytorch torch.capture torch.data torch.errors
     torch.io torch.demo torch.doctor torch.cli torch.as_torch torch.debug torch.nn.conv torch.nn.norm torch.nn.loss
-    torch.nn.pooling torch.nn.linear torch.nn.activation torch.nn.container torch.nn.module torch.web
+    torch.nn.pooling torch.nn.linear torch.nn.activation torch.nn.container torch.nn.module torch.web torch.llm
+    torch.quantization
     """.split()  # noqa: SIM905
 )
 # What to say of names that PyTorch programs ask for in vain.

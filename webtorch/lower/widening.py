@@ -110,6 +110,9 @@ class _Body:
         self.nodes: list[Expr] = []
         changing: set[Expr] = set()
         for node in order:
+            if node.op == "bitcast" and node.args[0].dtype is int64:
+                # All 64 bits are looked at.
+                self.leaves = True
             if node not in needed:
                 continue
             given = node.dtype is int64 and node.op in ("load", "arg", "reduced")

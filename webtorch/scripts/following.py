@@ -685,6 +685,9 @@ class Follower:
                 return OTHER
         elif step.modes != (mode.grad, mode.inference):
             return OTHER
+        if watch.listener is not None and step.line != user_line():
+            # A profile tells of the lines that ran, of which two may do the same.
+            return OTHER
         if not run.promised and self.changes != changes.count:
             # Tensors may have been changed after that was counted, too.
             changes.count += 1
