@@ -66,7 +66,9 @@ def test_the_exported_digits_train_on_and_a_drawing_is_read(
     assert again[0] > losses[0] and sum(again[16:24]) < 0.9 * sum(again[:8])
     assert page.page.inner_text("#fourth-name") == "accuracy"
     assert page.page.inner_text("#size").endswith(" %")
-    assert re.fullmatch(r"after \d+ steps, \d+ of 16 right", page.page.inner_text("#sampled"))
+    page.until(
+        "/^after \\d+ steps, \\d+ of 16 right$/.test(document.getElementById('sampled').textContent)"
+    )
     # No two buttons have one name, and what is drawn on says so.
     names = page.page.locator("button:visible").all_inner_texts()
     assert len(set(names)) == len(names) and "Run" not in names

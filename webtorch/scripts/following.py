@@ -999,7 +999,10 @@ class Follower:
             (
                 s
                 for s in following
-                if s.callee is step.callee and s.key == step.key and s.can_come()
+                if s.callee is step.callee
+                and s.key == step.key
+                and (watch.listener is None or s.line == step.line)
+                and s.can_come()
             ),
             None,
         )
