@@ -27,8 +27,8 @@ def _format(name: str) -> Format:
 class PackedTensor(Packed):
     """A tensor of 2 to 8 bits an element: blocks of neighbouring elements of a row, with scales of their own.
 
-    It is made of the bytes of a GGUF file, as they lie there, by `webtorch.io.load_gguf(path, packed=True)`, or of floats
-    by `webtorch.quantization.quantize`. It is no `Tensor`: it can be multiplied by (`F.linear(x, packed)`,
+    It is made of the bytes of a GGUF file, as they lie there, by `webtorch.io.load_gguf(path, packed=True)`, or of
+    floats by `webtorch.quantization.quantize`. It is no `Tensor`: it can be multiplied by (`F.linear(x, packed)`,
     `x @ packed.T`), looked up in (`F.embedding(ids, packed)`), indexed along its first dimension, moved and unpacked.
     A product of up to four rows unpacks as it reads; for more, the matrix is unpacked for the time of the product.
     Gradients reach the other operand. Modules keep one with `PackedLinear` and `PackedEmbedding`.
