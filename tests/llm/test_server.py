@@ -44,8 +44,9 @@ def address(model: LanguageModel) -> Iterator[str]:
 
 
 @pytest.fixture
-def client(address: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=address, api_key="secret", max_retries=0)
+def client(address: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=address, api_key="secret", max_retries=0) as client:
+        yield client
 
 
 @pytest.mark.covers("L7")
