@@ -34,7 +34,6 @@ from webtorch.tensors import (
     recorders,
 )
 from webtorch.tensors.absent import Absent, pytorch_names
-from webtorch.tensors.packed import Packed
 from webtorch.tensors.tensor import Tensor
 
 # The files of entries. A new file is named here once.
@@ -180,8 +179,6 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
         def operator(self: Tensor, other: object) -> Any:
             if not active.count and not reflected and isinstance(other, Tensor):
                 return function(self, other)
-            if isinstance(other, Packed):
-                return NotImplemented
             return enter(callee, (self, other), {})
 
     elif not reflected:

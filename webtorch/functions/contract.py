@@ -332,7 +332,6 @@ def _matmul_name(input: Tensor, other: Tensor, **_: object) -> str:
     gradient_name=_matmul_name,
     operator="matmul",
     asks=("__matmul__",),
-    packed="matmul",
 )
 def matmul(input: Tensor, other: Tensor) -> Tensor:
     """Return the matrix product; leading dimensions are batches and broadcast.
@@ -452,7 +451,6 @@ def _linear_name(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> s
     bias_first=True,
     vjp=(_cotangent_of_input, _cotangent_of_weight, lambda g, _out, _input, _weight, _bias: g),
     gain=1.0,
-    packed="linear",
 )
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return input @ weight.T + bias for input (*, in) and weight (out, in) or (in)."""

@@ -115,7 +115,6 @@ def _renormalize(weight: Tensor, flat: Any, max_norm: float, norm_type: float) -
     gradient_name="EmbeddingBackward0",
     example=Example(("i5", (5, 3))),
     values=_rows,
-    packed="embedding",
 )
 def embedding(
     input: Tensor,

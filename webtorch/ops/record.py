@@ -181,8 +181,6 @@ class Op:
     overloads: tuple[str, ...] = ()
     # Names that PyTorch's overloads have for parameters, and theirs here.
     other_names: Mapping[str, str] = field(default_factory=dict)
-    # The method of a packed second operand (`tensors/packed`) that computes the calls of the function with one.
-    packed: str = ""
     # Whether the result is, as PyTorch's, a view of a tensor that the operation makes: hooks on it are not met
     # by gradients of what is written to it later.
     own_view: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
@@ -13,7 +13,6 @@ from webtorch.ir.dtype import DType, int32, uint8
 from webtorch.ops.blocks import FORMATS, WORD, Format
 from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.device import DeviceLike, device
-from webtorch.tensors.packed import Packed
 from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
 
@@ -24,7 +23,34 @@ def _format(name: str) -> Format:
     return FORMATS[name]
 
 
-class PackedTensor(Packed):
+# Functions that a packed second operand computes by its method of the same name.
+_FUNCTIONS = ("linear", "matmul", "embedding")
+
+
+class _Packed:
+    """What functions ask that are given a packed second operand, which is no `Tensor`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Compute the function by the operand."""
+        del types
+        name, given = func.__name__.strip("_"), dict(kwargs or {})
+        first, *rest = args or (given.pop("input", None),)
+        packed = rest.pop(0) if rest else given.pop("weight", given.pop("other", None))
+        if name not in _FUNCTIONS or not isinstance(packed, cls):
+            return NotImplemented
+        return getattr(packed, name)(first, *rest, **given)
+
+
+class PackedTensor(_Packed):
     """A tensor of 2 to 8 bits an element: blocks of neighbouring elements of a row, with scales of their own.
 
     It is made of the bytes of a GGUF file, as they lie there, by `webtorch.io.load_gguf(path, packed=True)`, or of
@@ -288,7 +314,7 @@ class PackedTensor(Packed):
         return made
 
 
-class Transposed(Packed):
+class Transposed(_Packed):
     """A packed matrix (rows, columns) as one of (columns, rows): the right operand of a product."""
 
     __slots__ = ("T",)

@@ -36,7 +36,6 @@ from webtorch.tensors import override
 from webtorch.tensors.batching import one_by_one
 from webtorch.tensors.binding import once_more, reordered
 from webtorch.tensors.modes import mode, transforms
-from webtorch.tensors.packed import handing_on
 from webtorch.tensors.primitives import lay
 from webtorch.tensors.promotion import Operand, can_cast
 from webtorch.tensors.recorders import apply, apply_one, apply_two
@@ -440,8 +439,7 @@ def bind_public(op: Op, with_out: Run) -> Callable[..., Any]:
         op.name, checked, op, parameters=op.parameters, autocast=op.autocast, find=op.callee.find,
         scalars=op.callee.scalars,
     )  # fmt: skip
-    function = bind(callee, op.function)
-    return handing_on(op.packed, callee, function) if op.packed else function
+    return bind(callee, op.function)
 
 
 def _explain(op: Op, error: AttributeError, args: Args, kwargs: Kwargs) -> None:
