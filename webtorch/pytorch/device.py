@@ -170,6 +170,8 @@ def begin_backward() -> None:
     nothing else to do by now.
     """
     if opened.parallel:
+        # Passes within this one, and others before the next step, have no such step before them.
+        opened.parallel = False
         flush()
 
 

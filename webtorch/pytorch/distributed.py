@@ -298,8 +298,12 @@ class _Call:
             return x.detach().cpu
         if not x.numel():
             return lambda: host_tensor(x.shape, x.dtype)
-        self.given = computed(x)
-        begin = partial(begin_download, self.given, self.memory(x.shape, x.dtype))
+        self.given = given = computed(x)
+
+        def begin() -> Callable[[], torch.Tensor]:
+            return begin_download(given, self.memory(x.shape, x.dtype))
+
+        # Through shared memory it is read by no processor, as a rule.
         return begin() if self.recipe is None else lambda: begin()()
 
     def memory(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

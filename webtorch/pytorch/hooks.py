@@ -79,27 +79,18 @@ _descend_in_c = functools.partial(_descend)
 _LEVELS = 12
 
 
-class _Started:
-    """What is called where a backward pass begins."""
-
-    @staticmethod
-    def call() -> None:
-        """Do nothing yet."""
-
-
-started = _Started()
-
-
 class _Engine(torch._C._ImperativeEngine):
     """PyTorch's autograd engine, whose backward passes survive what hooks raise."""
 
+    # What is called where a pass begins.
+    begin: Callable[[], None]
     # Passes at work, of all threads.
     depth = 0
 
     def run_backward(self, *args: object, **kwargs: object) -> Any:
         """Run a backward pass. Raises what a hook raised."""
         _descend(_LEVELS)
-        started.call()
+        self.begin()
         asked = state["guard"]
         taken = _taken.errors
         before = len(taken)
@@ -124,16 +115,20 @@ class _Engine(torch._C._ImperativeEngine):
 class _Plain(torch._C._ImperativeEngine):
     """PyTorch's autograd engine, in the thread that calls."""
 
+    # What is called where a pass begins.
+    begin: Callable[[], None]
+
     def run_backward(self, *args: object, **kwargs: object) -> Any:
         """Run a backward pass."""
-        started.call()
+        self.begin()
         _taken.errors  # noqa: B018  (the first time in a thread)
         return super().run_backward(*args, **kwargs)
 
 
 def install(begin: Callable[[], None]) -> None:
     """Let backward passes survive what hooks raise, in the thread that calls; `begin` is called before each."""
-    started.call = begin  # type: ignore[method-assign]
     kind = _Plain if guard.install() else _Engine
     hide(kind.run_backward)
-    torch.autograd.Variable._execution_engine = kind()
+    engine = kind()
+    engine.begin = begin
+    torch.autograd.Variable._execution_engine = engine
