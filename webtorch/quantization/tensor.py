@@ -46,7 +46,10 @@ class _Packed:
         first, *rest = args or (given.pop("input", None),)
         packed = rest.pop(0) if rest else given.pop("weight", given.pop("other", None))
         if name not in _FUNCTIONS or not isinstance(packed, cls):
-            return NotImplemented
+            raise TypeError(
+                f"{name}: a packed tensor is taken as the second operand of {', '.join(_FUNCTIONS)} only; "
+                "packed.dequantize() gives a tensor of its values"
+            )
         return getattr(packed, name)(first, *rest, **given)
 
 
