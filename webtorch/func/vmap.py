@@ -132,10 +132,10 @@ def _removed(
     if given and given[1] == dim:
         return given[0]
     out = unbatch(x, dim, level.number, level.size)
-    if hidden and x._base is None and dim == place_of(x, level.number):
-        # A result that is no view is none outside either; a leaf has views alone.
-        if x._grad_fn is not None or not x._requires_grad:
-            out._base = None
+    leaf = x._requires_grad and x._grad_fn is None
+    if hidden and not leaf and x._base is None and dim == place_of(x, level.number):
+        # A result that is no view is none outside either; of a leaf there are views alone.
+        out._base = None
     return out
 
 
