@@ -559,8 +559,6 @@ def _by_pullback(gs: Cotangents, saved: Sequence[SavedTensor], static: Any) -> C
     return found
 
 
-
-
 class _Frame:
     """A call that a `__torch_dispatch__` is asked about."""
 
