@@ -96,7 +96,7 @@ class Tensor(TensorBase):
         kernels = getattr(cls, "__torch_dispatch__", override.disabled)
         mine: Any = cls.__torch_function__
         if kernels is not override.disabled and getattr(mine, "__func__", None) is _KEEPS_CLASS:
-            cls.__torch_function__ = override.disabled  # type: ignore[assignment]
+            cls.__torch_function__ = override.disabled  # type: ignore[method-assign]
 
     @classmethod
     def __torch_function__(
