@@ -276,7 +276,7 @@ def _taken(
 def check_bounds(
     x: Tensor, tensors: Mapping[int, Any], names: Mapping[int, int] | None = None
 ) -> None:
-    """Raise IndexOutOfRangeError where a position that is at hand lies beyond its dim; elsewhere the next read raises."""
+    """Raise IndexOutOfRangeError where a position that is at hand lies beyond its dim; else the next read does."""
     for d, index in tensors.items():
         size = x._shape[d]
         check_places("index", index, size, low=-size, dim=d if names is None else names.get(d, d))
