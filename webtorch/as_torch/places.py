@@ -79,6 +79,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.utils.data.distributed": ("webtorch.data.sampler",),
     "torch.utils.data._utils": ("webtorch.data",),
     "torch.utils.data._utils.collate": ("webtorch.data.collate",),
+    "torch.utils.data._utils.worker": ("webtorch.data.workers",),
     "torch.utils.hooks": ("webtorch.utils.hooks",),
     "torch.utils._pytree": ("webtorch.utils._pytree",),
     "torch.utils.tensorboard": ("webtorch.utils.tensorboard",),
