@@ -150,3 +150,18 @@ def test_templates_run_in_a_sandbox() -> None:
     ):  # fmt: skip
         with pytest.raises(TemplateError):
             render(hostile, said)
+
+
+def test_templates_come_to_an_end() -> None:
+    said = [{"role": "user", "content": "hi"}] * 2
+    plain = "{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ '.' if loop.last }}{% endfor %}"
+    assert render(plain, said) == "1/22/2."
+    assert render("{{ '-' * 3 }}{{ 7 % 4 }}{{ '%s!' % 'a' }}{{ 2 ** 3 }}", said) == "---3a!8"
+    for hostile, message in (
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "stopped"),
+        ("{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(90) }}", "stopped"),
+        ("{{ 9 ** (9 ** 9) }}", "too long"),
+        ("{{ 'x' * 99999999 }}", "too long"), ("{{ '%0999999999d' % 1 }}", "too long"),
+    ):  # fmt: skip
+        with pytest.raises(TemplateError, match=message):
+            render(hostile, said)

@@ -8,9 +8,11 @@ models -> the largest distance of a weight from that of one process with the who
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -315,6 +317,21 @@ def _split() -> float:
     return far
 
 
+def _kept() -> int:
+    """Return how many more bytes are held after some sums, before Python looks for cycles."""
+    x = torch.ones(4096, device="webgpu")
+    for turn in range(8):
+        dist.all_reduce(x)
+        if turn == 2:
+            before = torch.webgpu.memory_allocated()
+    x.cpu()
+    end = time.monotonic() + 5
+    # Threads of the group let go a moment after the sum is there.
+    while (more := torch.webgpu.memory_allocated() - before) > 0 and time.monotonic() < end:
+        time.sleep(0.001)
+    return more
+
+
 MODELS = ("ddp", "views", "accumulated", "bfloat16", "PowerSGD", "fsdp", "tensor parallel")
 
 
@@ -383,6 +400,9 @@ def run(rank: int, folder: Path) -> None:
         found[kind] = _train(kind, folder)
     for kind in ("unused", "static graph"):
         found[kind] = _several(kind)
+    gc.disable()
+    found["kept"] = _kept()
+    gc.enable()
     found["norm"] = _synchronized()
     found["DTensor"] = _split()
     (folder / f"{rank}.json").write_text(json.dumps(found))

@@ -294,6 +294,7 @@ class Exchange:
                 view = _Memory.of(self._processes[rank], file, size)
                 place.shared[rank], place.files[rank] = self._backend.on_host(view), (file, size)
         if recipe is None:
+            turn.given = None
             return None
 
         def put_by(rank: int) -> Buffer | None:
@@ -305,7 +306,7 @@ class Exchange:
 
         with self._running:
             result = self._program(recipe, dtype, elements).run(put_by)
-        turn.fence = self._backend.fence()
+        turn.given, turn.fence = None, self._backend.fence()
         return result
 
     def _program(self, recipe: Recipe | None, dtype: DType, elements: int) -> _Program:

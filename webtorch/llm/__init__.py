@@ -1,5 +1,6 @@
 """Language models that people have: read from GGUF files and Hugging Face's folders, run on any device."""
 
+from webtorch.llm import lora
 from webtorch.llm.config import Config, ModelError, Rope
 from webtorch.llm.language import Answer, LanguageModel, load
 from webtorch.llm.loading import load_model, read_config
@@ -12,6 +13,7 @@ from webtorch.llm.weights import quantize_, save
 
 __all__ = [
     "Answer", "Cache", "Config", "ContextFullError", "LanguageModel", "Model", "ModelError", "Needs", "Rope",
-    "Sampling", "Session", "Steps", "TemplateError", "cache_bytes", "empty_cache", "load", "load_model", "needs",
+    "Sampling", "Session", "Steps", "TemplateError", "cache_bytes", "empty_cache", "load", "load_model", "lora",
+    "needs",
     "quantize_", "read_config", "save",
 ]  # fmt: skip

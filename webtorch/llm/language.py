@@ -15,6 +15,7 @@ from webtorch.functions import public as webtorch
 from webtorch.io.gguf import GGUFReader
 from webtorch.io.safetensors import FilePath
 from webtorch.ir.dtype import DType
+from webtorch.llm import lora
 from webtorch.llm.loading import load_model, read_config, read_json
 from webtorch.llm.memory import Needs, needs
 from webtorch.llm.model import Model
@@ -87,7 +88,7 @@ class LanguageModel:
         self.ends = ends_of(tokenizer, ends)
         self.context = context or min(4096, model.config.max_position_embeddings)
         self.cache, self.texts = cache, texts
-        self.steps = Steps(model, compile)
+        self.compile, self.steps = compile, Steps(model, compile)
         self.needs: Needs | None = None
         self._sessions: list[Session] = []
         self._free: list[Session] = []
@@ -155,7 +156,8 @@ class LanguageModel:
             answer.finish = "length" if len(answer.tokens) >= min(most, room) else "stop"
         finally:
             with self._freed:
-                self._free.append(session)
+                if session in self._sessions:
+                    self._free.append(session)
                 self._freed.notify()
 
     def _taken(self, prompt: Sequence[int]) -> Session:
@@ -171,6 +173,19 @@ class LanguageModel:
             session = max(self._free, key=lambda s: s.shared(prompt))
             self._free.remove(session)
             return session
+
+    def adapt(self, path: FilePath | None, strength: float = 1.0) -> None:
+        """Take the adapter of a file (`lora.load`) from now on, in place of the one that is there; None: none.
+
+        What was read of texts is read again.
+        """
+        with self._computing, self._freed:
+            if path is None:
+                lora.detach(self.model)
+            else:
+                lora.load(self.model, path, strength)
+            self.steps = Steps(self.model, self.compile)
+            self._sessions, self._free = [], []
 
     def embed(self, text: str | Sequence[int]) -> Tensor:
         """Return a text as a vector of length 1, (width,): the mean of what the last layer gives for its tokens."""

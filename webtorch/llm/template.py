@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Sequence
+import math
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from webtorch.errors import WebtorchError
@@ -27,6 +30,87 @@ def _said(value: Any, indent: int | None = None, **_: Any) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
+# What a template may take: turns of loops and calls, seconds, and the letters or bits of what it multiplies.
+MOST_TURNS = 200_000
+MOST_SECONDS = 5.0
+_MOST_SIZE = 1 << 20
+
+
+class _Counted:
+    """What a loop goes through, each turn of which is counted."""
+
+    def __init__(self, count: Any, items: Iterable[Any]) -> None:
+        """Take what counts, and the items."""
+        self.count, self.items = count, items
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self.items:
+            self.count()
+            yield item
+
+    def __len__(self) -> int:
+        return len(self.items)  # type: ignore[arg-type]
+
+
+def _length(operator: str, left: Any, right: Any) -> float:
+    """Return about how many letters or bits an operator gives."""
+    if operator == "%":
+        return math.inf if isinstance(left, str) and re.search(r"\d{5}|\*", left) else 0.0
+    times = [t for t in (left, right) if isinstance(t, int)]
+    if not times:
+        return 0.0
+    if operator == "**":
+        return left.bit_length() * right if len(times) == 2 else 0.0
+    if len(times) == 2:
+        return left.bit_length() + right.bit_length()
+    other = right if isinstance(left, int) else left
+    return len(other) * times[0] if hasattr(other, "__len__") else 0.0
+
+
+def _environment() -> Any:
+    """Return where a template runs: a sandbox in which loops and calls come to an end."""
+    import jinja2
+    from jinja2 import nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Bounded(ImmutableSandboxedEnvironment):
+        """Counts turns of loops and calls, and looks at what is multiplied."""
+
+        intercepted_binops = frozenset(("*", "**", "%"))
+
+        def __init__(self) -> None:
+            more = ["jinja2.ext.loopcontrols"]
+            super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=more)
+            self.turns, self.end = 0, time.monotonic() + MOST_SECONDS
+            self.filters["_counted"] = lambda items: _Counted(self.count, items)
+
+        def count(self) -> None:
+            """Count a turn; stop where there are too many."""
+            self.turns += 1
+            if self.turns > MOST_TURNS or time.monotonic() > self.end:
+                raise jinja2.TemplateError(f"it was stopped after {self.turns:,} turns and calls")
+
+        def _parse(self, *source: Any) -> nodes.Template:
+            tree = super()._parse(*source)
+            for loop in tree.find_all(nodes.For):
+                loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None)
+            tree.set_environment(self)
+            return tree
+
+        def call(self, *given: Any, **names: Any) -> Any:
+            """Call a function of a template."""
+            self.count()
+            return super().call(*given, **names)
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            """Compute a product, a power or a remainder, of what is no longer than it may be."""
+            if _length(operator, left, right) > _MOST_SIZE:
+                raise jinja2.TemplateError(f"what {operator!r} gives is too long")
+            return super().call_binop(context, operator, left, right)
+
+    return Bounded()
+
+
 def render(template: str, messages: Sequence[Message], **names: Any) -> str:
     """Return a conversation as text, with the beginning of an answer.
 
@@ -35,7 +119,6 @@ def render(template: str, messages: Sequence[Message], **names: Any) -> str:
     """
     try:
         import jinja2
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
         raise TemplateError("chat templates need jinja2: pip install jinja2") from None
 
@@ -47,9 +130,7 @@ def render(template: str, messages: Sequence[Message], **names: Any) -> str:
         """Return the time."""
         return datetime.datetime.now().strftime(form)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
+    environment = _environment()
     environment.filters["tojson"] = _said
     environment.globals.update(raise_exception=refuse, strftime_now=now)
     try:

@@ -364,6 +364,7 @@ class _Call:
                 arrival.come(nothing._storage.node.buffer, error)
             if self.arrivals is not None:
                 self.end.come(None, error)
+        self._let_go()
 
     def to_device(self, x: torch.Tensor, host: torch.Tensor, arrival: Arrival | None) -> None:
         """Write what has come back."""
@@ -438,7 +439,13 @@ class _Call:
                 self.end.come(None)
         while self._taken:
             self.lane.memory.keep(self._taken.pop())
+        self._let_go()
         return self.written()
+
+    def _let_go(self) -> None:
+        """Let what was read go at once, not when its cycle is found: a loop then meets the same memory again."""
+        self.given, self.turn = None, None
+        self.arriving.clear()
 
     def _take(self) -> Buffer | None:
         """Return the result, where it is computed from shared memory."""
