@@ -157,7 +157,7 @@ def _holders(
         t = slots[k]()
         if t is None:
             # It goes while it is at hand.
-            slots[k] = nothing
+            slots[k] = nothing  # type: ignore[call-overload]
             continue
         if k >= run.first:
             holders.setdefault(facts[k].storage, []).append((k, t))
