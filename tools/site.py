@@ -88,10 +88,10 @@ def on_files(files: Any, config: Any) -> Any:
         program = path.read_text(encoding="utf-8")
         shown = ""
         if _live and _WRITES_A_PAGE in program:
-            page = f"live/{path.stem}/index.html"
+            live = f"live/{path.stem}/index.html"
             shown = (
-                f'<iframe class="live" src="{page}" title="{path.stem}" allow="camera; microphone">'
-                f'</iframe>\n<p><a href="{page}">The page by itself</a></p>\n\n'
+                f'<iframe class="live" src="{live}" title="{path.stem}" allow="camera; microphone">'
+                f'</iframe>\n<p><a href="{live}">The page by itself</a></p>\n\n'
             )
         text = f"# {path.stem.replace('_', ' ')}\n\n{shown}```python\n{program}```\n"
         files.append(File.generated(config, page, content=text))
