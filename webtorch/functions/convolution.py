@@ -15,7 +15,7 @@ from webtorch.functions.contract import check_tensor
 from webtorch.functions.slicing import pick, window
 from webtorch.ir.dtype import bool_
 from webtorch.ir.view import Shape
-from webtorch.ops.layout import channels_last_as
+from webtorch.ops.layout import ChannelsLastAs
 from webtorch.ops.precision import to_type
 from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with, unrounded
 from webtorch.ops.record import LOWER, NARROW_INTEGERS, Anew, Composite, P, R, composite
@@ -306,7 +306,7 @@ _CONVOLUTION: dict[str, Any] = {
     "gradient_name": "ConvolutionBackward0",
     "vjp": Anew(unread=("bias",)),
     "gain": 1.0,
-    "layout": channels_last_as(0, 1),
+    "layout": ChannelsLastAs(0, 1),
 }
 
 

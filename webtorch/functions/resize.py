@@ -19,7 +19,7 @@ from webtorch.functions.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d,
 from webtorch.ir.dtype import DType, int32, int64, uint8
 from webtorch.ir.view import numel
 from webtorch.ops.grid import CORNERS, clipped, neighbour, unnormalised
-from webtorch.ops.layout import channels_last_as
+from webtorch.ops.layout import ChannelsLastAs
 from webtorch.ops.primitive import cast_to, fill, iota, take
 from webtorch.ops.purity import warn
 from webtorch.ops.record import NOT_FLOATS, Anew, Autocast, Example, composite
@@ -325,7 +325,7 @@ def _pools(
         "_upsample_bilinear2d_aa",
         "_upsample_bicubic2d_aa",
     ),
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
 )
 def interpolate(
     input: Tensor,
@@ -508,7 +508,7 @@ def upsample_bilinear(
     function_in=EVERYWHERE,
     torch="nn.functional.pixel_shuffle",
     gradient_name="PixelShuffleBackward0",
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
     direct=("pixel_shuffle",),
     aten=("pixel_shuffle",),
 )
@@ -541,7 +541,7 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     function_in=EVERYWHERE,
     torch="nn.functional.pixel_unshuffle",
     gradient_name="PixelUnshuffleBackward0",
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
     direct=("pixel_unshuffle",),
     aten=("pixel_unshuffle",),
 )
@@ -575,7 +575,7 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     torch="nn.functional.channel_shuffle",
     aliases=("native_channel_shuffle",),
     gradient_name="ChannelShuffleBackward0",
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
 )
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
     """Return the channels (dimension 1) dealt out anew: one of each group after the other (Zhang et al., 2018)."""
