@@ -96,18 +96,18 @@ def last_dims(name: str, input: Tensor, normalized_shape: Any, **affine: Any) ->
         _check_float(name, input)
     if not shape:
         raise ShapeError(
-            f"{name}: Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, "
-            f"but got normalized_shape = ()"
+            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, "
+            "but got normalized_shape = ()"
         )
     for title, x in affine.items():
         if x is not None and tuple(x.shape) != shape:
             raise ShapeError(
-                f"{name}: Expected {title} to be of same shape as normalized_shape, but got {title} of shape "
+                f"Expected {title} to be of same shape as normalized_shape, but got {title} of shape "
                 f"{list(x.shape)} and normalized_shape = {list(shape)}"
             )
     if tuple(input.shape[-len(shape) :]) != shape:
         raise ShapeError(
-            f"{name}: Given normalized_shape={list(shape)}, expected input with shape "
+            f"Given normalized_shape={list(shape)}, expected input with shape "
             f"[*, {', '.join(map(str, shape))}], but got input of size{list(input.shape)}"
         )
     return tuple(range(input.ndim - len(shape), input.ndim))

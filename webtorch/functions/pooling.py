@@ -67,13 +67,13 @@ class Pool:
         ranked = x.ndim in (rank + 1, rank + 2)
         if not ranked and rank > 1:
             raise ShapeError(
-                f"{op}: non-empty {rank + 1}D or {rank + 2}D (batch mode) tensor expected for input, but got: "
-                f"{list(shape)}"
+                f"non-empty {rank + 1}D or {rank + 2}D (batch mode) tensor expected for input, but got: "
+                f"{list(shape)} for {op}"
             )
         if not ranked or 0 in shape[-rank - 1 :]:
             raise ShapeError(
-                f"{op}: Expected {rank + 1}D or {rank + 2}D (batch mode) tensor with optional 0 "
-                f"dim batch size for input, but got: {list(shape)}"
+                f"Expected {rank + 1}D or {rank + 2}D (batch mode) tensor with optional 0 "
+                f"dim batch size for input, but got: {list(shape)} for {op}"
             )
         self.sizes = shape[-rank:]
         if any(k <= 0 for k in self.kernel):
@@ -110,8 +110,8 @@ class Pool:
                 "x".join(map(str, (shape[-rank - 1], *counts))),
             )
             raise ShapeError(
-                f"{op}: Given input size: ({given}). Calculated output size: ({made}). Output "
-                f"size is too small: use a smaller kernel or more padding."
+                f"Given input size: ({given}). Calculated output size: ({made}). Output "
+                f"size is too small: {op} needs a smaller kernel or more padding."
             )
 
     def border(self, x: Tensor, value: Scalar) -> Tensor:
@@ -566,7 +566,7 @@ def _output_sizes(
         raise ValueError(f"Input dimension should be at least {len(tuple(output_size)) + 1}")
     if input.ndim not in (rank + 1, rank + 2) or 0 in shape[-rank:]:
         raise ShapeError(
-            f"{op}: Expected {rank + 1}D or {rank + 2}D tensor with non-zero sizes for non-batch "
+            f"Expected {rank + 1}D or {rank + 2}D tensor with non-zero sizes for non-batch "
             f"dimensions, but got {list(shape)}"
         )
     given = (
