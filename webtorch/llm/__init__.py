@@ -2,7 +2,7 @@
 
 from webtorch.llm import lora
 from webtorch.llm.config import Config, ModelError, Rope
-from webtorch.llm.language import Answer, LanguageModel, load
+from webtorch.llm.language import Answer, LanguageModel, load, quantize_file
 from webtorch.llm.loading import load_model, read_config
 from webtorch.llm.memory import Needs, needs
 from webtorch.llm.model import Cache, Model, cache_bytes, empty_cache
@@ -14,6 +14,5 @@ from webtorch.llm.weights import quantize_, save
 __all__ = [
     "Answer", "Cache", "Config", "ContextFullError", "LanguageModel", "Model", "ModelError", "Needs", "Rope",
     "Sampling", "Session", "Steps", "TemplateError", "cache_bytes", "empty_cache", "load", "load_model", "lora",
-    "needs",
-    "quantize_", "read_config", "save",
+    "needs", "quantize_", "quantize_file", "read_config", "save",
 ]  # fmt: skip
