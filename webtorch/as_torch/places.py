@@ -176,6 +176,7 @@ CORE = "it belongs to PyTorch's C++ core, which webtorch does not have"
 COMPILER = "it belongs to PyTorch's own compiler"
 WORDS: dict[str, dict[str, str]] = {
     "torch.utils": {"cpp_extension": CORE},
+    "torch._dynamo": {"test_case": COMPILER},
     "torch": {
         "classes": CORE,
         "_refs": COMPILER,
