@@ -11,6 +11,7 @@ import torch
 
 from tests.cpu import harness
 from webtorch.ir import expr as ex
+from webtorch.ir.checks import first_checks
 from webtorch.ir.dtype import (
     DType,
     bfloat16,
@@ -30,6 +31,7 @@ from webtorch.ir.dtype import (
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.lower.pysource import python_source
 from webtorch.runtime.backends.cpu.executable import KernelRunner
+from webtorch.runtime.backends.cpu.memory import CpuBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 EXECUTIONS = harness.EXECUTIONS
@@ -683,6 +685,26 @@ def test_guarded_load_pads_with_its_other_value(execution: str) -> None:
     np.testing.assert_array_equal(actual, [-3, -3, 0, 1, 2, 3, 4, -3, -3])
 
 
+@pytest.mark.parametrize("execution", ["numpy", "native"])
+def test_positions_beyond_32_bits(execution: str) -> None:
+    """A column of a large matrix; memory that nobody touches costs nothing."""
+    row, size = 1 << 31, (1 << 31) + 6
+    first = ex.make("arg", int32, (), 0)
+    at = ex.index(0, 2) * ex.const(row, int32) + first
+    value = ex.cast(ex.make("load", uint8, (at,), 0), float32)
+    slots = harness.slot(uint8, size), harness.slot(float32, 2, "write")
+    kernel = Kernel("column", (2,), (), slots, (int32,), (), (Store(1, ex.index(0, 2), value),))
+    source, out = CpuBuffer(uint8, size), CpuBuffer(float32, 2)
+    source.array[[5, row + 5]] = 3, 4
+    runner, status = KernelRunner(kernel), np.zeros(2, np.int32)
+    if execution == "native":
+        runner.compile()
+        runner.run([source, out], [5], status)
+    else:
+        runner.run_numpy([source, out], [5], status)
+    assert out.array.tolist() == [3.0, 4.0]
+
+
 @pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize("dtype", [float32, int32, float16, bfloat16], ids=str)
 @pytest.mark.parametrize("combine", ["add", "mul", "max", "min"])
@@ -763,6 +785,19 @@ def test_failed_check_is_noted(execution: str) -> None:
     status = np.zeros(2, np.int64)
     runner.run(buffers, (), status)
     assert status.tolist() == [4, -11]
+
+
+def test_an_index_of_parts_that_are_shared_is_seen_once() -> None:
+    """Written out, this one has 2 ** 60 parts."""
+
+    def kernel(slot: int) -> Kernel:
+        index = ex.load(slot, int64, ex.index(0, 5))
+        for _ in range(60):
+            index = index + index
+        slots = (harness.slot(int64, 5),) * 2
+        return Kernel("check", (5,), (), slots, (), (), (), (Check(index, 10, 3),))
+
+    assert first_checks([(kernel(0), (7, 8)), (kernel(1), (8, 7)), (kernel(1), (7, 8))]) == {0, 2}
 
 
 @pytest.mark.parametrize("bad", [None, 0, 77, 699])

@@ -184,8 +184,16 @@ class LanguageModel:
                 lora.detach(self.model)
             else:
                 lora.load(self.model, path, strength)
-            self.steps = Steps(self.model, self.compile)
-            self._sessions, self._free = [], []
+            self._renew()
+
+    def renew(self) -> None:
+        """Compute anew from now on, as weights have changed: programs are made again, and texts read again."""
+        with self._computing, self._freed:
+            self._renew()
+
+    def _renew(self) -> None:
+        self.steps = Steps(self.model, self.compile)
+        self._sessions, self._free = [], []
 
     def embed(self, text: str | Sequence[int]) -> Tensor:
         """Return a text as a vector of length 1, (width,): the mean of what the last layer gives for its tokens."""
