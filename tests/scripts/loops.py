@@ -949,7 +949,7 @@ def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, 
         # A sum that was cut elsewhere is another in its last digit, which a recurrence or a loss that grows makes more.
         with scripts(False):
             moved = [loop.run(webtorch, nudge) for nudge in (1e-15, -1e-15)]
-        found = differ(followed, plain, tolerance, Spread(plain, moved, 10))
+        found = differ(followed, plain, tolerance, Spread(plain, moved, 100))
     if found:
         return f"{loop}\n  with scripts and without: {found}", counts
     names = {n for n, *_ in loop.events}
