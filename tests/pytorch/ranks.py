@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -332,6 +333,26 @@ def _kept() -> int:
     return more
 
 
+def _put() -> list[str]:
+    """Return by which threads six tensors are copied for the other, which comes later."""
+    names, original = [], shared.Exchange.put
+
+    def put(self: shared.Exchange, *args: Any, **options: Any) -> shared.Put | None:
+        names.append(threading.current_thread().name)
+        return original(self, *args, **options)
+
+    many = [torch.full((n + 1,), 1.0 + n, device="webgpu") for n in range(6)]
+    dist.barrier()
+    shared.Exchange.put = put  # type: ignore[method-assign]
+    works = [dist.all_reduce(x, async_op=True) for x in many]
+    shared.Exchange.put = original  # type: ignore[method-assign]
+    for work in works:
+        assert work is not None
+        work.wait()
+    assert [x.tolist() for x in many] == [[2.0 + 2 * n] * (n + 1) for n in range(6)]
+    return names
+
+
 MODELS = ("ddp", "views", "accumulated", "bfloat16", "PowerSGD", "fsdp", "tensor parallel")
 
 
@@ -403,6 +424,7 @@ def run(rank: int, folder: Path) -> None:
     gc.disable()
     found["kept"] = _kept()
     gc.enable()
+    found["put by"] = _put()
     found["norm"] = _synchronized()
     found["DTensor"] = _split()
     (folder / f"{rank}.json").write_text(json.dumps(found))
