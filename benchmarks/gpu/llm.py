@@ -1,6 +1,6 @@
 """A language model of packed weights: what a token and a prompt take, and the share of the card that they use.
 
-python -m benchmarks.gpu.llm [--shape 8b|0.5b|tiny] [--prompt 2048] [--tokens 64]
+python -m benchmarks.gpu.llm [--shape 8b|0.5b|tiny] [--dtype float16|float32] [--prompt 2048] [--tokens 64]
 
 The weights are random, packed as Q4_K_M packs them: Q6_K for the head and, in half of the layers, for values and the
 multilayer perceptron's last product; else Q4_K. A token reads all of them once: its bytes a second are set against what
@@ -36,8 +36,8 @@ SHAPES = {
 class RandomWeights:
     """Weights of no file: packed matrices of small random numbers, norms of ones."""
 
-    def __init__(self, config: Config) -> None:
-        self.config, self.nbytes = config, 0
+    def __init__(self, config: Config, dtype: webtorch.dtype) -> None:
+        self.config, self.dtype, self.nbytes = config, dtype, 0
 
     def _format(self, name: str) -> str:
         half = any(f"layers.{i}." in name for i in range(0, self.config.num_hidden_layers, 2))
@@ -50,19 +50,22 @@ class RandomWeights:
     def weight(self, name: str, empty: webtorch.Tensor) -> webtorch.Tensor | PackedTensor:
         """Return the weight of a name, of the shape of a tensor on the device "meta"."""
         if empty.ndim != 2:
-            return webtorch.zeros(empty.shape) if "bias" in name else webtorch.ones(empty.shape)
+            fill = webtorch.zeros if "bias" in name else webtorch.ones
+            return fill(empty.shape, dtype=self.dtype)
         rows, columns = empty.shape
         form = FORMATS[self._format(name)]
         # Bytes below 16 are halves, scales among them, below 0.001.
         count = rows * columns // form.elements * form.nbytes
         data = np.random.default_rng(len(name)).integers(0, 16, count, dtype=np.uint8)
-        packed = PackedTensor.from_bytes(data.tobytes(), form.name, (rows, columns))
+        packed = PackedTensor.from_bytes(
+            data.tobytes(), form.name, (rows, columns), dtype=self.dtype
+        )
         if "embed" not in name or self.config.tie_word_embeddings:
             self.nbytes += packed.nbytes
         return packed
 
 
-def build(shape: str) -> tuple[Model, int]:
+def build(shape: str, dtype: webtorch.dtype) -> tuple[Model, int]:
     """Return a model, and the bytes of weights that a token reads."""
     layers, width, inner, heads, keys, vocabulary = SHAPES[shape]
     config = Config(
@@ -71,7 +74,7 @@ def build(shape: str) -> tuple[Model, int]:
     )  # fmt: skip
     with webtorch.device("meta"):
         model = Model(config)
-    weights = RandomWeights(config)
+    weights = RandomWeights(config, dtype)
     fill(model, weights)
     return model.eval(), weights.nbytes
 
@@ -106,6 +109,7 @@ def main() -> None:
     """Print a line for a token, one for a prompt."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--dtype", choices=("float16", "float32"), default="float16")
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--tokens", type=int, default=64)
     options = parser.parse_args()
@@ -113,10 +117,9 @@ def main() -> None:
     moved = bandwidth()
     print(f"a copy of 1 GiB moves {moved / 1e9:.0f} GB/s")
     started = time.perf_counter()
-    model, nbytes = build(options.shape)
-    print(
-        f"{options.shape}: {nbytes / 1e9:.2f} GB of weights, made in {time.perf_counter() - started:.0f} s"
-    )
+    model, nbytes = build(options.shape, getattr(webtorch, options.dtype))
+    made = time.perf_counter() - started
+    print(f"{options.shape}, {options.dtype}: {nbytes / 1e9:.2f} GB of weights, made in {made:.0f} s")
     session = Session(Steps(model), options.prompt + 2 * options.tokens + 64, webtorch.float16)
     rng = np.random.default_rng(0)
     vocabulary = model.config.vocab_size

@@ -28,8 +28,8 @@ from webtorch.ops.record import LOWER, composite
 from webtorch.tensors.tensor import Tensor
 
 # Rows of input up to which every output is a sum of its own: for more, unpacking once and a matrix product is less
-# work.
-_FEW_ROWS = 4
+# work. On cards, which read words, several rows share what is unpacked (lower/coarsening).
+_FEW_ROWS, _FEW_ROWS_OF_WORDS = 4, 8
 
 
 def _in_words(data: Tensor) -> bool:
@@ -148,7 +148,8 @@ def _packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor
     lead = input._shape[:-1]
     count = math.prod(lead)
     reading = multiplying(form, _in_words(data), columns) if columns and rows else None
-    if reading is not None and 0 < count <= _FEW_ROWS:
+    few = _FEW_ROWS_OF_WORDS if _in_words(data) else _FEW_ROWS
+    if reading is not None and 0 < count <= few:
         out = _summed(input.reshape((count, columns)), data, reading, rows)
         return cast_to(out, input.dtype).reshape((*lead, rows))
     return rows_times(input, _weight(data, form, (rows, columns), input.dtype), True)

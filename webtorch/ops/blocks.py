@@ -23,6 +23,9 @@ from webtorch.ops.bits import half_from_bits
 from webtorch.ops.record import Elementwise
 
 WORD = 4
+# Elements that one turn of a loop over words sums: those of neighbouring words share scales, whose bits take longer
+# than an element's.
+_LANES = 32
 # More windows than any format has.
 _MOST_OPERANDS = 256
 # Elements that one turn of a loop over bytes sums, over its short last axis: what is left of the turns are sums of a
@@ -279,24 +282,26 @@ class Reading(NamedTuple):
 
 class _Axes:
     """The axes of a group of blocks, by words or by bytes: a group's blocks, the format's axes, and of the last one
-    words and the bytes in these. Some have a fixed place each.
+    pieces of some words and the bytes in these. Some have a fixed place each.
     """
 
-    def __init__(self, form: Format, words: bool, blocks: int) -> None:
+    def __init__(self, form: Format, words: int, blocks: int) -> None:
+        """words: of a piece; 0: by bytes."""
         self.form, self.words, self.blocks = form, words, blocks
-        inner = (form.axes[-1] // WORD, WORD) if words else (form.axes[-1],)
+        self.piece = words * WORD
+        inner = (form.axes[-1] // self.piece, self.piece) if words else (form.axes[-1],)
         self.sizes = (self.blocks, *form.axes[:-1], *inner)
 
     def strides_of(self, strides: tuple[int, ...]) -> tuple[int, ...]:
         """Return strides in bytes along all axes for those along the format's."""
         strides = strides or (0,) * len(self.form.axes)
-        inner = (strides[-1] * WORD, strides[-1]) if self.words else (strides[-1],)
+        inner = (strides[-1] * self.piece, strides[-1]) if self.words else (strides[-1],)
         return (self.form.nbytes, *strides[:-1], *inner)
 
     def places_in(self, places: Sequence[Expr]) -> list[Expr]:
         """Return the places on the format's axes for those on all."""
         count = len(self.form.axes)
-        last = places[count] if not self.words else places[count] * WORD + places[count + 1]
+        last = places[count] * self.piece + places[count + 1] if self.words else places[count]
         return [*places[1:count], last]
 
 
@@ -383,9 +388,9 @@ def _value(
     return axes.form.value(Block(data), *axes.places_in(given))
 
 
-def _reading(name: str, words: bool, blocks: int, shared: Sequence[int], title: str) -> Reading:
+def _reading(name: str, words: int, blocks: int, shared: Sequence[int], title: str) -> Reading:
     """Return the operation that gives the elements of a format, or sums them, each times one of a row's, over the axes
-    `shared`.
+    `shared`; `words` as of `_Axes`.
     """
     form = FORMATS[name]
     axes = _Axes(form, words, blocks)
@@ -419,7 +424,7 @@ def _reading(name: str, words: bool, blocks: int, shared: Sequence[int], title: 
     formula(windows, blank, blank[: len(loops) + len(lanes)])
     count = len(windows.found)
     op = Elementwise(
-        name=f"_{title}_{name.lower()}{'_of_words' * words}",
+        name=f"_{title}_{name.lower()}{'_of_words' * bool(words)}",
         family="elementwise",
         signature="",
         doc="Unpacks blocks.",
@@ -438,12 +443,12 @@ def _reading(name: str, words: bool, blocks: int, shared: Sequence[int], title: 
 def unpacking(name: str, words: bool) -> Reading:
     """Return the operation that unpacks data of a format: bytes, or words of four bytes."""
     blocks = FORMATS[name].together if words else 1
-    return _reading(name, words, blocks, (), "unpacked")
+    return _reading(name, int(words), blocks, (), "unpacked")
 
 
 @functools.cache
 def multiplying(name: str, words: bool, columns: int) -> Reading | None:
-    """Return the operation that sums the elements which one word holds parts of, or of bytes those of some blocks that
+    """Return the operation that sums the elements which some words hold parts of, or of bytes those of some blocks that
     differ by more than their last axis, each times an element of a row, which is given as its bits. None where a row
     of so many columns ends within a group of blocks.
     """
@@ -452,8 +457,10 @@ def multiplying(name: str, words: bool, columns: int) -> Reading | None:
     if columns % (form.elements * (form.together if words else 1)):
         return None
     if words:
-        return _reading(
-            name, words, form.together, (0, *[i + 1 for i in form.shared], count + 1), "summed"
-        )
+        each = form.together * math.prod([form.axes[i] for i in form.shared]) * WORD
+        # Sizes are powers of two, and so is what divides both.
+        piece = math.gcd(form.axes[-1] // WORD, max(1, _LANES // each))
+        shared = (0, *[i + 1 for i in form.shared], count + 1)
+        return _reading(name, piece, form.together, shared, "summed")
     blocks = math.gcd(columns // form.elements, max(1, _SUMMED // form.elements))
-    return _reading(name, words, blocks, range(count), f"summed{blocks}")
+    return _reading(name, 0, blocks, range(count), f"summed{blocks}")

@@ -1,0 +1,105 @@
+"""Rows that read the same data are computed together on a graphics card."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.lower.harness import open_device
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import DType, float16, float32, int32
+from webtorch.ir.kernel import BufferSlot, Check, Kernel, Reduce, Store
+from webtorch.ir.limits import Limits
+from webtorch.lower.coarsening import coarsened
+from webtorch.lower.wgsl import render
+
+
+def card(**other: object) -> Limits:
+    return replace(open_device().limits, **{"is_gpu": True, **other})  # type: ignore[arg-type]
+
+
+def product(vectors: int, rows: int, columns: int, out: DType = float32) -> Kernel:
+    """Each vector's product with each row of a matrix, added to what the output holds."""
+    v, o, k = (ex.index(i, s) for i, s in enumerate((vectors, rows, columns)))
+    x = ex.load(0, float32, v * columns + k)
+    w = ex.load(1, float32, o * columns + k)
+    place = v * rows + o
+    total = ex.reduced(0, float32) + ex.cast(ex.load(2, out, place), float32)
+    return Kernel(
+        "product", (vectors, rows), (columns,),
+        (
+            BufferSlot(float32, "read", vectors * columns),
+            BufferSlot(float32, "read", rows * columns),
+            BufferSlot(out, "read_write", vectors * rows),
+        ),
+        (), (Reduce("sum", x * w, float32),), (Store(2, place, ex.cast(total, out)),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("vectors", "rows", "columns", "outer"),
+    [
+        (1, 2048, 256, (1, 512)),
+        (4, 2048, 256, (2, 512)),
+        (3, 1001, 256, (1, 1001)),
+        (1, 1023, 256, (1, 341)),
+        (1, 256, 256, (1, 256)),
+    ],
+)
+def test_rows_share_the_vector_and_vectors_the_rows(
+    vectors: int, rows: int, columns: int, outer: tuple[int, ...]
+) -> None:
+    kernel = product(vectors, rows, columns)
+    together = coarsened(kernel, card())
+    assert together.outer == outer
+    count = vectors * rows // (outer[0] * outer[1])
+    assert len(together.reduces) == len(together.stores) == count
+    assert coarsened(kernel, card(is_gpu=False)) is kernel
+    assert coarsened(kernel, card(varying=True)) is kernel
+
+
+@pytest.mark.parametrize(("vectors", "rows", "out"), [(1, 1024, float32), (3, 1024, float16)])
+def test_results_are_those_of_single_rows(vectors: int, rows: int, out: DType) -> None:
+    device = open_device()
+    if out is float16 and not device.limits.has_f16:
+        out = float32
+    columns = 256
+    kernel = product(vectors, rows, columns, out)
+    (shader,) = render(kernel, card(), device.engine)
+    assert "acc1" in shader.source
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((vectors, columns)), rng.standard_normal((rows, columns))
+    before = rng.standard_normal((vectors, rows))
+    kind = np.float16 if out is float16 else np.float32
+    inputs = [
+        x.astype(np.float32).ravel(),
+        w.astype(np.float32).ravel(),
+        before.astype(kind).ravel(),
+    ]
+    found = device.run(kernel, inputs, limits=card())[2].astype(np.float64)
+    expected = (x @ w.T + before.astype(kind)).ravel()
+    np.testing.assert_allclose(found, expected, atol=0.05 if out is float16 else 1e-4)
+
+
+def test_what_shares_little_or_has_more_to_do_stays() -> None:
+    limits = card()
+    kernel = product(1, 2048, 256)
+    o, k = ex.index(0, 2048), ex.index(1, 256)
+    alone = replace(
+        kernel, outer=(2048,), reduces=(Reduce("sum", ex.load(1, float32, o * 256 + k), float32),),
+        stores=(Store(2, o, ex.reduced(0, float32)),),
+    )  # fmt: skip
+    assert coarsened(alone, limits) is alone
+    checked = replace(kernel, checks=(Check(ex.const(0, int32), 1, 0),))
+    assert coarsened(checked, limits) is checked
+    # The second sum needs the first.
+    twice = replace(
+        kernel,
+        reduces=(
+            *kernel.reduces,
+            Reduce("sum", ex.load(0, float32, ex.index(2, 256)) - ex.reduced(0, float32), float32),
+        ),
+    )
+    assert coarsened(twice, limits) is twice
