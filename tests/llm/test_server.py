@@ -113,11 +113,10 @@ def test_a_client_that_goes_away_leaves_its_place_to_others(
     found = client.completions.create(model="stdlib", prompt="def ", max_tokens=2)
     assert found.usage is not None and found.usage.completion_tokens == 2
     end = time.monotonic() + 5
-    while len(model._free) < len(model._sessions) and time.monotonic() < end:
+    while model.batch.running and time.monotonic() < end:
         time.sleep(0.01)
-    assert len(model._free) == len(model._sessions)
     # Nobody went on with what nobody read.
-    assert all(len(s.tokens) < 100 for s in model._sessions)
+    assert not model.batch.running and all(len(t.tokens) < 100 for t in model.batch.texts)
 
 
 def test_what_is_refused_is_said(address: str, client: openai.OpenAI) -> None:

@@ -1,17 +1,18 @@
 """Language models that people have: read from GGUF files and Hugging Face's folders, run on any device."""
 
+from webtorch.llm.batch import Batch, ContextFullError, Likely
+from webtorch.llm.cache import Cache, cache_bytes
 from webtorch.llm.config import Config, ModelError, Rope
 from webtorch.llm.language import Answer, LanguageModel, load
 from webtorch.llm.loading import load_model, read_config
 from webtorch.llm.memory import Needs, needs
-from webtorch.llm.model import Cache, Model, cache_bytes, empty_cache
+from webtorch.llm.model import Model
 from webtorch.llm.sampling import Sampling
-from webtorch.llm.session import ContextFullError, Session, Steps
 from webtorch.llm.template import TemplateError
 from webtorch.llm.weights import quantize_, save
 
 __all__ = [
-    "Answer", "Cache", "Config", "ContextFullError", "LanguageModel", "Model", "ModelError", "Needs", "Rope",
-    "Sampling", "Session", "Steps", "TemplateError", "cache_bytes", "empty_cache", "load", "load_model", "needs",
-    "quantize_", "read_config", "save",
+    "Answer", "Batch", "Cache", "Config", "ContextFullError", "LanguageModel", "Likely", "Model", "ModelError", "Needs",
+    "Rope", "Sampling", "TemplateError", "cache_bytes", "load", "load_model", "needs", "quantize_", "read_config",
+    "save",
 ]  # fmt: skip

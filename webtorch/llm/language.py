@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +14,11 @@ from webtorch.functions import public as webtorch
 from webtorch.io.gguf import GGUFReader
 from webtorch.io.safetensors import FilePath
 from webtorch.ir.dtype import DType
+from webtorch.llm.batch import Batch, Likely, Run, check
 from webtorch.llm.loading import load_model, read_config, read_json
 from webtorch.llm.memory import Needs, needs
 from webtorch.llm.model import Model
 from webtorch.llm.sampling import Sampling
-from webtorch.llm.session import Session, Steps
 from webtorch.llm.template import DEFAULT, Message, render
 from webtorch.llm.tokens import (
     Tokens,
@@ -46,6 +45,7 @@ class Answer:
         ""  # "stop": a token or a text that ends it came; "length": there was no more room
     )
     seconds: float = 0.0  # from the first token to the last
+    likely: list[Likely] = field(default_factory=list)  # of each token, if that was asked for
 
     def __iter__(self) -> Iterator[str]:
         return self.pieces
@@ -80,20 +80,14 @@ class LanguageModel:
 
         template: of chats, in Jinja; None: that of ChatML. ends: numbers of tokens that end an answer, besides
         those whose names say so. names: what the template may read (bos_token, eos_token). context: tokens of a
-        text at most. cache: the type of keys and values. texts: how many are kept, and computed at once.
+        text at most. cache: the type of keys and values. texts: how many answers are made at once.
         """
         self.model, self.tokenizer = model.eval(), tokenizer
         self.template, self.names = template, dict(names or {})
         self.ends = ends_of(tokenizer, ends)
         self.context = context or min(4096, model.config.max_position_embeddings)
-        self.cache, self.texts = cache, texts
-        self.steps = Steps(model, compile)
+        self.batch = Batch(model, self.context, texts, cache, compile)
         self.needs: Needs | None = None
-        self._sessions: list[Session] = []
-        self._free: list[Session] = []
-        self._freed = threading.Condition()
-        # One thread computes at a time; others come between two tokens.
-        self._computing = threading.Lock()
 
     # ---- text
 
@@ -127,56 +121,28 @@ class LanguageModel:
     def _answer(
         self, given: list[int], sampling: Sampling | None, most: int | None, stop: Sequence[str], begins: bool
     ) -> Answer:  # fmt: skip
-        Session.check(given, self.model.config, self.context)
-        answer = Answer(given)
         count = self.context if most is None else most
-        made = self._tokens(answer, sampling or Sampling(), count)
-        answer.pieces = _until(
-            streamed(self.tokenizer, made, begins), [s for s in stop if s], answer
-        )
+        run = self.batch.begin(given, count, sampling or Sampling(), self.ends)
+        answer = Answer(given, likely=run.likely)
+        pieces = streamed(self.tokenizer, self._tokens(answer, run), begins)
+        answer.pieces = _until(pieces, [s for s in stop if s], answer)
         return answer
 
-    def _tokens(self, answer: Answer, sampling: Sampling, most: int) -> Iterator[int]:
-        session = self._taken(answer.prompt)
+    def _tokens(self, answer: Answer, run: Run) -> Iterator[int]:
         began = 0.0
-        try:
-            made = session.generate(answer.prompt, most, sampling, self.ends)
-            while True:
-                with self._computing:
-                    number = next(made, None)
-                if number is None:
-                    break
+        with contextlib.closing(self.batch.follow(run)) as made:  # type: ignore[type-var]
+            for number in made:
                 answer.tokens.append(number)
                 answer.seconds = time.perf_counter() - (began or time.perf_counter())
                 began = began or time.perf_counter()
                 yield number
-            # The last token needs no place.
-            room = self.context - len(answer.prompt) + 1
-            answer.finish = "length" if len(answer.tokens) >= min(most, room) else "stop"
-        finally:
-            with self._freed:
-                self._free.append(session)
-                self._freed.notify()
-
-    def _taken(self, prompt: Sequence[int]) -> Session:
-        """Return a text for a prompt that nobody uses: the one that begins most like it."""
-        with self._freed:
-            while not self._free and len(self._sessions) >= self.texts:
-                self._freed.wait()
-            shared = max((s.shared(prompt) for s in self._free), default=0)
-            if not shared and len(self._sessions) < self.texts:
-                session = Session(self.steps, self.context, self.cache)
-                self._sessions.append(session)
-                return session
-            session = max(self._free, key=lambda s: s.shared(prompt))
-            self._free.remove(session)
-            return session
+        answer.finish = run.finish
 
     def embed(self, text: str | Sequence[int]) -> Tensor:
         """Return a text as a vector of length 1, (width,): the mean of what the last layer gives for its tokens."""
         given = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
-        Session.check(given, self.model.config, self.context)
-        with self._computing, no_grad():
+        check(given, self.model.config, self.context)
+        with self.batch.alone(), no_grad():
             device = self.model.embed.weight.device
             hidden = self.model.hidden(webtorch.tensor([given], device=device))[0].float().mean(0)
             return hidden / hidden.norm().clamp(min=1e-12)

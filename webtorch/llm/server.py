@@ -22,9 +22,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from webtorch.llm.batch import ContextFullError
 from webtorch.llm.language import Answer, LanguageModel
 from webtorch.llm.sampling import Sampling
-from webtorch.llm.session import ContextFullError
 from webtorch.llm.template import Message, TemplateError
 
 __all__ = ["application"]
