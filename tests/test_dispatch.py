@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils._mode_utils
 import torch.utils._python_dispatch
 import torch.utils._pytree
 import torch.utils.flop_counter
@@ -23,6 +24,12 @@ from webtorch.dispatch.call import active
 
 # Each library with its operators.
 LIBRARIES = ((webtorch, aten), (torch, torch.ops.aten))
+
+
+NO_DISPATCH = {
+    webtorch: webtorch.utils._python_dispatch.no_dispatch,
+    torch: torch.utils._mode_utils.no_dispatch,
+}
 
 
 def dispatch_of(lib: Any) -> Any:
@@ -468,3 +475,30 @@ def test_gradients_of_wrapped_tensors_are_linear_where_pytorchs_are() -> None:
     ):
         (g,) = webtorch.autograd.grad(f(x), x, create_graph=True)
         assert (g.inner.tolist(), g.requires_grad) == (wanted, bool(depends))
+
+
+def test_classes_that_are_asked_for_kernels_are_asked_for_functions_where_they_say_so() -> None:
+    """Results keep the class by what it says alone, and a dual tensor begins with a view."""
+    found = []
+    for lib, _ in LIBRARIES:
+        log: list[tuple[str, bool]] = []
+
+        class Watched(lib.Tensor):  # type: ignore[misc, name-defined]
+            @classmethod
+            def __torch_dispatch__(
+                cls, func: Any, types: Any, args: Any = (), kwargs: Any = None,
+                lib: Any = lib, log: Any = log,
+            ) -> Any:  # fmt: skip
+                with lib.overrides.enable_reentrant_dispatch():
+                    recorded = lib.ones(1, requires_grad=True).exp().requires_grad
+                log.append((str(func), recorded))
+                with NO_DISPATCH[lib]():
+                    return func(*args, **(kwargs or {}))
+
+        x = lib.ones(2).as_subclass(Watched)
+        kinds = [type(y) is lib.Tensor for y in (x + 1, x.clone(), x.detach())]
+        dual = lib.autograd.forward_ad
+        with dual.dual_level():
+            dual.make_dual(x, lib.ones(2))
+        found.append((kinds, log))
+    assert found[0] == found[1]

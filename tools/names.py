@@ -139,8 +139,8 @@ BEHAVIOUR = """
 - Second derivatives of products in which several zeros meet (`index_reduce`, `scatter_reduce`) are 0.
 - Functions take `out=` wherever their result is a tensor; PyTorch has it for some.
 - `logsumexp` of integers over no dimension and average pooling of complex numbers: taken here, refused by PyTorch.
-- `conj()` makes a copy: `is_conj()` is False of every tensor, and so is `is_neg()`. `_neg_view` and
-  `_efficientzerotensor` are absent.
+- `conj()` makes a copy: `is_conj()` is False of every tensor, and so is `is_neg()`. `_neg_view`,
+  `_efficientzerotensor` and `_view_func`, which replays a view on another tensor, are absent.
 - Nothing is written where several elements share one place (`out=` and in-place forms of expanded memory); PyTorch
   writes one over the other in some (`bmm`, `cummax`, `tril`, sums, norms). `masked_fill_`,
   `index_fill_` and `index_put_` write, with its warning, unless gradients are recorded.

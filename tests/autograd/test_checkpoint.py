@@ -286,3 +286,27 @@ def test_saved_tensors_can_wait_on_the_cpu(device: str) -> None:
     expected = torch.tensor([1.0, 2.0], dtype=torch.float64, requires_grad=True)
     (expected * expected).exp().sum().backward()
     assert x.grad.tolist() == pytest.approx(expected.grad.tolist(), rel=1e-5)
+
+
+def test_what_a_part_is_given_is_saved_as_it_is() -> None:
+    """Unless it needs a gradient: then the second computation has one of its own."""
+
+    def program(t: Any) -> Any:
+        seen = []
+
+        class Passing(t.autograd.Function):  # type: ignore[misc]
+            @staticmethod
+            def forward(ctx: Any, x: Any, y: Any) -> Any:
+                ctx.save_for_backward(y)
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                seen.extend(ctx.saved_tensors)
+                return g, None
+
+        a, b = tensor(t, 1.0), tensor(t, 2.0, False)
+        checkpoint(t, Passing.apply, a, b, use_reentrant=False).backward()
+        return a.grad, seen[0] is b
+
+    assert same(program)[1]

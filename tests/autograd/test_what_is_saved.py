@@ -339,3 +339,22 @@ def test_what_hooks_are_given_keeps_its_shape(device: str) -> None:
 
     (ours, gradient), (_, expected) = story(webtorch, place), story(torch, torch.tensor)
     assert ours and gradient == [pytest.approx(row, rel=1e-6) for row in expected]
+
+
+@BOTH
+def test_functions_list_what_they_show(lib: Any) -> None:
+    a = _data(lib, 3)
+    for out, name, shown in (
+        (lib.add(a, a, alpha=2), "AddBackward0", "_saved_alpha"),
+        (lib.sub(a, a, alpha=2), "SubBackward0", "_saved_alpha"),
+        (a.exp(), "ExpBackward0", "_saved_result"),
+    ):
+        assert out.grad_fn.name() == name
+        assert {shown, "next_functions"} <= {*dir(out.grad_fn)}
+        assert getattr(out.grad_fn, shown) is not None
+
+
+@BOTH
+def test_what_was_volatile_says_so(lib: Any) -> None:
+    with pytest.warns(UserWarning, match="volatile was removed"):
+        assert lib.ones(1).volatile is False

@@ -30,6 +30,7 @@ from webtorch.ir.dtype import (
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.lower.pysource import python_source
 from webtorch.runtime.backends.cpu.executable import KernelRunner
+from webtorch.runtime.backends.cpu.memory import CpuBuffer
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 EXECUTIONS = harness.EXECUTIONS
@@ -681,6 +682,26 @@ def test_guarded_load_pads_with_its_other_value(execution: str) -> None:
     )
     (actual,) = harness.run(kernel, [np.arange(5), None], execution=execution)
     np.testing.assert_array_equal(actual, [-3, -3, 0, 1, 2, 3, 4, -3, -3])
+
+
+@pytest.mark.parametrize("execution", ["numpy", "native"])
+def test_positions_beyond_32_bits(execution: str) -> None:
+    """A column of a large matrix; memory that nobody touches costs nothing."""
+    row, size = 1 << 31, (1 << 31) + 6
+    first = ex.make("arg", int32, (), 0)
+    at = ex.index(0, 2) * ex.const(row, int32) + first
+    value = ex.cast(ex.make("load", uint8, (at,), 0), float32)
+    slots = harness.slot(uint8, size), harness.slot(float32, 2, "write")
+    kernel = Kernel("column", (2,), (), slots, (int32,), (), (Store(1, ex.index(0, 2), value),))
+    source, out = CpuBuffer(uint8, size), CpuBuffer(float32, 2)
+    source.array[[5, row + 5]] = 3, 4
+    runner, status = KernelRunner(kernel), np.zeros(2, np.int32)
+    if execution == "native":
+        runner.compile()
+        runner.run([source, out], [5], status)
+    else:
+        runner.run_numpy([source, out], [5], status)
+    assert out.array.tolist() == [3.0, 4.0]
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)

@@ -18,6 +18,9 @@ import webtorch
 from tests.nn.oracle import assert_same, to_web
 from webtorch.utils import data
 
+# Machines with fewer processors than these tests have workers.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
 Point = collections.namedtuple("Point", "x y")
 
 
@@ -265,6 +268,64 @@ def test_workers_keep_the_order_whatever_they_take() -> None:
     loose = data.DataLoader(Numbers(24, delay=0.002), 2, num_workers=3, in_order=False)
     assert sorted(i for b in loose for i in b.tolist()) == list(range(24))
     wait_for_no_workers()
+
+
+class Marked(Numbers):
+    """Numbers that come with a mark, which is an attribute."""
+
+    mark = 0
+
+    def set_mark(self, mark: int) -> None:
+        self.mark = mark + 10
+
+    def __getitem__(self, index: int) -> int:
+        return self.mark
+
+
+def test_each_worker_has_the_attributes_of_a_dataset_for_itself() -> None:
+    marked = Marked(8)
+    batches = data.DataLoader(marked, 2, num_workers=2, worker_init_fn=marked.set_mark)
+    assert [b.tolist() for b in batches] == [[10, 10], [11, 11]] * 2
+    assert marked.mark == 0
+    once = iter(data.DataLoader(marked, 2, num_workers=2))
+    marked.mark = 5
+    assert [b.tolist() for b in once] == [[0, 0]] * 4
+
+
+def test_workers_end_as_processes_do() -> None:
+    batches = iter(data.DataLoader(Numbers(4), num_workers=2))
+    threads = batches._workers
+    assert [t.exitcode for t in threads] == [None, None]
+    for thread in threads:
+        thread.terminate()
+        thread.join(5)
+    assert [t.exitcode for t in threads] == [0, 0]
+
+
+@pytest.mark.filterwarnings("default:This DataLoader will create")
+def test_more_workers_than_processors_are_warned_of() -> None:
+    text = "excessive worker creation might get DataLoader running slow or even freeze"
+    for made in (ref.DataLoader, data.DataLoader):
+        with pytest.warns(UserWarning, match=text):
+            made(Numbers(4), num_workers=1000)
+
+
+def test_a_weighted_sampler_draws_when_the_first_is_asked_for() -> None:
+    sampler = data.WeightedRandomSampler([1.0] * 9, 4)
+    orders = iter(sampler), iter(sampler)
+    drawn = []
+    for order in orders:
+        webtorch.manual_seed(3)
+        drawn.append(list(order))
+    assert drawn[0] == drawn[1]
+
+
+def test_seeds_of_numpy_in_workers_are_pytorchs() -> None:
+    from webtorch.data.workers import _generate_state
+
+    theirs = ref._utils.worker._generate_state
+    for seed, worker in ((13434589827475259383, 4), (5, 0)):
+        assert _generate_state(seed, worker) == list(theirs(seed, worker))
 
 
 def test_workers_read_at_the_same_time() -> None:

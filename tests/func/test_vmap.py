@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -473,3 +474,17 @@ def test_functions_take_no_arguments_by_name_alone() -> None:
         for lib in (Library(torch, "cpu"), Library(webtorch, "cpu")):
             with pytest.raises(kind, match=text):
                 program(lib, kind is NotImplementedError)
+
+
+def test_a_result_that_is_no_view_is_none_outside_either() -> None:
+    def program(lib: Library, function: Callable[[Any], Any]) -> list[Any]:
+        # Hooks of what is no view stay when its memory is written by way of another tensor.
+        x = lib.tensor(2, 3).requires_grad_()
+        out, log = lib.func.vmap(function)(x), []
+        out.detach()[0] = 2.0
+        out.register_hook(lambda g: log.append(g.sum()))
+        out.sum().backward()
+        return [out._is_view(), lib.func.vmap(function)(x.detach())._is_view(), *log, x.grad]
+
+    same(lambda lib: program(lib, lambda r: r * 2 + r.sum()), "cpu")
+    same(lambda lib: lib.func.vmap(lambda r: (r * 2)[1:])(lib.tensor(2, 3))._is_view(), "cpu")

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+import webtorch
 from webtorch import cli
+from webtorch.llm import load_model, lora
 
 
 def test_chat_talks_and_obeys(
@@ -70,4 +72,25 @@ def test_quantize_writes_a_smaller_model(
     assert "Q4_0" in capsys.readouterr().out
     assert target.stat().st_size < 0.6 * trained.stat().st_size
     assert cli.main(["generate", str(target), "def ", "--device", "cpu", "--max-tokens", "2"]) == 0
-    assert cli.main(["quantize", str(trained), str(target), "--format", "Q2_K"]) == 1
+    assert cli.main(["quantize", str(trained), str(target), "--format", "Q8_K"]) == 1
+
+
+def test_an_adapter_is_taken_and_merged(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter, target = tmp_path / "adapter", tmp_path / "merged.gguf"
+    model = load_model(trained, "cpu")
+    for found in lora.adapters(lora.attach(model, 2)).values():
+        webtorch.nn.init.ones_(found.b)
+    lora.save(model, adapter)
+    told = ["--device", "cpu", "--max-tokens", "6", "--temperature", "0"]
+    said = []
+    assert cli.main(["merge", str(trained), str(adapter), str(target)]) == 0
+    for more in ([str(trained)], [str(trained), "--lora", str(adapter)], [str(target)]):
+        capsys.readouterr()
+        assert cli.main(["generate", *more[:1], "def heappush(", *more[1:], *told]) == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] != said[1] == said[2]
+    packed = tmp_path / "packed.gguf"
+    assert cli.main(["merge", str(trained), str(adapter), str(packed), "--format", "Q4_0"]) == 0
+    assert packed.stat().st_size < 0.6 * target.stat().st_size

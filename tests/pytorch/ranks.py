@@ -8,9 +8,12 @@ models -> the largest distance of a weight from that of one process with the who
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -315,6 +318,41 @@ def _split() -> float:
     return far
 
 
+def _kept() -> int:
+    """Return how many more bytes are held after some sums, before Python looks for cycles."""
+    x = torch.ones(4096, device="webgpu")
+    for turn in range(8):
+        dist.all_reduce(x)
+        if turn == 2:
+            before = torch.webgpu.memory_allocated()
+    x.cpu()
+    end = time.monotonic() + 5
+    # Threads of the group let go a moment after the sum is there.
+    while (more := torch.webgpu.memory_allocated() - before) > 0 and time.monotonic() < end:
+        time.sleep(0.001)
+    return more
+
+
+def _put() -> list[str]:
+    """Return by which threads six tensors are copied for the other, which comes later."""
+    names, original = [], shared.Exchange.put
+
+    def put(self: shared.Exchange, *args: Any, **options: Any) -> shared.Put | None:
+        names.append(threading.current_thread().name)
+        return original(self, *args, **options)
+
+    many = [torch.full((n + 1,), 1.0 + n, device="webgpu") for n in range(6)]
+    dist.barrier()
+    shared.Exchange.put = put  # type: ignore[method-assign]
+    works = [dist.all_reduce(x, async_op=True) for x in many]
+    shared.Exchange.put = original  # type: ignore[method-assign]
+    for work in works:
+        assert work is not None
+        work.wait()
+    assert [x.tolist() for x in many] == [[2.0 + 2 * n] * (n + 1) for n in range(6)]
+    return names
+
+
 MODELS = ("ddp", "views", "accumulated", "bfloat16", "PowerSGD", "fsdp", "tensor parallel")
 
 
@@ -383,6 +421,10 @@ def run(rank: int, folder: Path) -> None:
         found[kind] = _train(kind, folder)
     for kind in ("unused", "static graph"):
         found[kind] = _several(kind)
+    gc.disable()
+    found["kept"] = _kept()
+    gc.enable()
+    found["put by"] = _put()
     found["norm"] = _synchronized()
     found["DTensor"] = _split()
     (folder / f"{rank}.json").write_text(json.dumps(found))

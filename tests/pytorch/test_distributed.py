@@ -66,6 +66,16 @@ def test_modules_of_several_processes_are_those_of_the_cpu(found: Found, kind: s
     assert all(each[kind] <= 2e-6 for each in found)
 
 
+def test_sums_hold_no_memory_when_they_are_there(found: Found) -> None:
+    # A loop then meets the same memory in each step, and binds its programs once.
+    assert all(each["kept"] <= 0 for each in found)
+
+
+def test_what_is_sent_is_copied_before_what_is_computed_next(found: Found) -> None:
+    # By the thread that computes: in a thread of its own it would come after all that is enqueued meanwhile.
+    assert all(each["put by"] == ["MainThread"] * 6 for each in found)
+
+
 def test_a_process_of_several_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match=r"there is one WebGPU device, number 0$"):
         torch.webgpu.set_device(1)

@@ -43,6 +43,8 @@ _WORDS = (
     "has no attribute '_neg_view'",
     "torch._neg_view",
     "torch._efficientzerotensor",
+    # What replays a view on another tensor.
+    "has no attribute '_view_func'",
     "webtorch has no TorchScript programs",
     "'function' object has no attribute 'graph'",
     "torch.utils.data.datapipes",

@@ -79,6 +79,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.utils.data.distributed": ("webtorch.data.sampler",),
     "torch.utils.data._utils": ("webtorch.data",),
     "torch.utils.data._utils.collate": ("webtorch.data.collate",),
+    "torch.utils.data._utils.worker": ("webtorch.data.workers",),
     "torch.utils.hooks": ("webtorch.utils.hooks",),
     "torch.utils._pytree": ("webtorch.utils._pytree",),
     "torch.utils.tensorboard": ("webtorch.utils.tensorboard",),
@@ -175,6 +176,7 @@ CORE = "it belongs to PyTorch's C++ core, which webtorch does not have"
 COMPILER = "it belongs to PyTorch's own compiler"
 WORDS: dict[str, dict[str, str]] = {
     "torch.utils": {"cpp_extension": CORE},
+    "torch._dynamo": {"test_case": COMPILER},
     "torch": {
         "classes": CORE,
         "_refs": COMPILER,

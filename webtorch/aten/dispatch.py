@@ -559,9 +559,6 @@ def _by_pullback(gs: Cotangents, saved: Sequence[SavedTensor], static: Any) -> C
     return found
 
 
-above.give(run_rule=run_rule)
-
-
 class _Frame:
     """A call that a `__torch_dispatch__` is asked about."""
 
@@ -681,6 +678,19 @@ def _below() -> Iterator[None]:
         state.modes, state.classes, mode.grad = before
 
 
+@contextlib.contextmanager
+def as_called() -> Iterator[None]:
+    """A block within a `__torch_dispatch__` where gradients are recorded as where the call was made."""
+    frame = state.frame
+    before = frame, mode.grad
+    if frame is not None:
+        state.frame, mode.grad = None, frame.grad
+    try:
+        yield
+    finally:
+        state.frame, mode.grad = before
+
+
 def _results(out: object) -> Iterator[Tensor]:
     return (x for x in flat((out,)) if isinstance(x, Tensor))
 
@@ -723,3 +733,6 @@ def _ask(operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any
             f"  - {x}" for x in (*[f"mode object {m}" for m in modes[-1:]], *map(str, types))
         )
     )
+
+
+above.give(run_rule=run_rule, alias=lambda x: aten.alias(x), as_called=as_called)

@@ -6,6 +6,8 @@ import contextlib
 from types import TracebackType
 from typing import NamedTuple
 
+from webtorch.dispatch.call import active
+from webtorch.tensors.above import ask
 from webtorch.tensors.forward import Level, dual, primal_of, tangent_of
 from webtorch.tensors.modes import mode, set_forward_enabled
 from webtorch.tensors.tensor import Tensor
@@ -83,6 +85,9 @@ def make_dual(tensor: Tensor, tangent: Tensor, *, level: int | None = None) -> T
             "Trying to create a dual Tensor for forward AD but no level exists, make sure to "
             "enter_dual_level() first."
         )
+    if active.others:
+        # Who sees operators sees this one.
+        tensor = ask("alias")(tensor)
     return dual(tensor, tangent, _levels[-1])
 
 

@@ -307,6 +307,18 @@ def _language(commands: _Commands) -> None:
     quantize.add_argument(
         "--format", default="Q8_0", metavar="NAME", help="Q4_0, Q5_1, ... (default Q8_0)"
     )
+    merge = commands.add(
+        "merge",
+        help="put an adapter into the weights of a language model",
+        description="Read a model and an adapter (PEFT's folder, or llama.cpp's GGUF), and write a GGUF file with "
+        "both. Packed matrices are packed again.",
+    )
+    merge.add_argument("model", type=Path, help="a GGUF file, or a folder with safetensors")
+    merge.add_argument("adapter", type=Path, help="a folder of PEFT's, or a GGUF file")
+    merge.add_argument("target", type=Path, help="the GGUF file to write")
+    merge.add_argument(
+        "--format", metavar="NAME", help="of all matrices: Q8_0, Q4_0, ... (default: as they are)"
+    )
     for command in (chat, generate, serve):
         command.add_argument("model", type=Path, help="a GGUF file, or a folder with safetensors")
         command.add_argument(
@@ -317,6 +329,12 @@ def _language(commands: _Commands) -> None:
             "--dtype",
             choices=("float32", "float16", "bfloat16"),
             help="of weights (default float32)",
+        )
+        command.add_argument(
+            "--lora",
+            type=Path,
+            metavar="PATH",
+            help="an adapter: PEFT's folder, or llama.cpp's GGUF file",
         )
         command.add_argument(
             "--cache",

@@ -22,6 +22,7 @@ from webtorch.llm.template import Message
 
 _HELP = """/system TEXT   what the model is told first (alone: nothing); begins anew
 /load FILE     another model
+/lora FILE     another adapter (alone: none); begins anew
 /new           begin anew
 /help          this
 /quit          end (also Ctrl+D); Ctrl+C ends an answer"""
@@ -49,6 +50,8 @@ def load_told(
         dtype=getattr(webtorch, options.dtype) if options.dtype else None,
         cache=getattr(webtorch, options.cache) if options.cache else None,
     )  # fmt: skip
+    if options.lora and path is None:
+        model.adapt(options.lora)
     config = model.model.config
     count = parameter_count(config)
     say = f"{config.architecture}, {count / 1e6:,.1f} million parameters, on {choice.device} ({choice.name})"
@@ -122,6 +125,9 @@ class Talk:
                 self.begin()
             case "/load" if rest:
                 self.model = load_told(self.options, self.console, Path(rest))
+                self.begin()
+            case "/lora":
+                self.model.adapt(rest or None)
                 self.begin()
             case _:
                 self.console.print(_HELP, highlight=False)

@@ -7,6 +7,7 @@ reading files and NumPy release the interpreter. Where Python itself is the work
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic
@@ -83,6 +84,22 @@ def _check_workers(
         raise TypeError(
             "multiprocessing_context option should be a valid context object or a string specifying the start "
             f"method, but got multiprocessing_context={multiprocessing_context}"
+        )
+
+
+def _warn_of_many(num_workers: int) -> None:
+    """Warn where more workers are wanted than this process has processors."""
+    if hasattr(os, "sched_getaffinity"):
+        most = len(os.sched_getaffinity(0))
+    else:
+        most = os.cpu_count() or num_workers
+    if num_workers > most:
+        warnings.warn(
+            f"This DataLoader will create {num_workers} workers in total. Our suggested max number of worker in "
+            f"current system is {most}, which is smaller than what this DataLoader is going to create. Please be aware "
+            "that excessive worker creation might get DataLoader running slow or even freeze, lower the worker number "
+            "to avoid potential slowness/freeze if necessary.",
+            stacklevel=user_depth(),
         )
 
 
@@ -222,6 +239,8 @@ class DataLoader(Generic[Batch]):
         self.persistent_workers = persistent_workers
         self.in_order = in_order
         self._workers: Workers | None = None
+        if num_workers:
+            _warn_of_many(num_workers)
         self._frozen = True
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -261,10 +280,10 @@ class DataLoader(Generic[Batch]):
         self._expected = length
         return length
 
-    def _reader(self) -> Reader:
-        """Return the function of indices that reads one batch."""
+    def _reader(self, dataset: Any = None) -> Reader:
+        """Return the function of indices that reads one batch, of a copy of the dataset if one is given."""
         return Reader(
-            self.dataset, self.collate_fn, self._auto_collation, self._iterable,
+            self.dataset if dataset is None else dataset, self.collate_fn, self._auto_collation, self._iterable,
             self.drop_last,
         )  # fmt: skip
 

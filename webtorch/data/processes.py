@@ -18,7 +18,8 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from webtorch.data.workers import Failure, WorkerInfo, Workers, work
+from webtorch.data import workers
+from webtorch.data.workers import Failure, WorkerInfo, Workers, _generate_state, work
 from webtorch.functions import public as webtorch
 from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.tensor import Tensor
@@ -105,7 +106,8 @@ def _run(reader: Any, info: WorkerInfo, init: Any, tasks: object, results: Any) 
     webtorch.manual_seed(info.seed)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
-        numpy.random.seed(info.seed % 2**32)
+        numpy.random.seed(_generate_state(info.seed - info.id, info.id))
+    workers._worker_info = info
     work(
         reader,
         info,

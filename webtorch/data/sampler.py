@@ -158,11 +158,11 @@ class WeightedRandomSampler(Sampler[int]):
         self.generator = generator
 
     def __iter__(self) -> Iterator[int]:
-        """Iterate over the drawn indices."""
+        """Iterate over indices that are drawn when the first is asked for."""
         drawn = webtorch.multinomial(
             self.weights, self.num_samples, self.replacement, generator=self.generator
         )
-        return iter(drawn.tolist())
+        yield from drawn.tolist()
 
     def __len__(self) -> int:
         """Return the number of indices."""

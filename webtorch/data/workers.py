@@ -6,13 +6,14 @@ import copy
 import queue
 import threading
 import traceback
+import types
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from webtorch.data.collate import default_collate
-from webtorch.data.dataset import batch_reader
+from webtorch.data.dataset import Dataset, batch_reader
 from webtorch.functions import public as webtorch
 
 if TYPE_CHECKING:
@@ -29,12 +30,23 @@ class WorkerInfo:
     dataset: Any
 
 
+# Of a worker that is a thread.
 _current = threading.local()
+# Of the process, where it is a worker. Of this name in PyTorch, as the function below.
+_worker_info: WorkerInfo | None = None
 
 
 def get_worker_info() -> WorkerInfo | None:
     """Return the worker that this code runs in, None outside of workers."""
-    return getattr(_current, "info", None)
+    return getattr(_current, "info", _worker_info)
+
+
+def _generate_state(base_seed: int, worker_id: int) -> list[int]:
+    """Return four words of 32 bits that seed NumPy's generator in a worker."""
+    import numpy
+
+    words = [worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]
+    return numpy.random.SeedSequence(words).generate_state(4).tolist()
 
 
 class Reader:
@@ -133,6 +145,37 @@ class _End:
 END = _End()
 
 
+class _Thread(threading.Thread):
+    """A worker that is a thread, with what programs ask of those that are processes."""
+
+    def __init__(
+        self, number: int, tasks: queue.SimpleQueue[object], args: tuple[object, ...]
+    ) -> None:
+        super().__init__(target=work, args=args, name=f"webtorch-data-{number}", daemon=True)
+        self._tasks = tasks
+
+    @property
+    def exitcode(self) -> int | None:
+        """0 when the thread has ended."""
+        return None if self.is_alive() else 0
+
+    def terminate(self) -> None:
+        """Ask the thread to end; the batch that it reads is read to its end."""
+        self._tasks.put(None)
+
+
+def own_copy(dataset: Any, function: Any) -> tuple[Any, Any]:
+    """Return a dataset for one thread, which may change its attributes as a process does, and a function that is
+    called there: a method of the dataset is one of the copy.
+    """
+    if not isinstance(dataset, Dataset):
+        return dataset, function
+    copied = copy.copy(dataset)
+    if getattr(function, "__self__", None) is dataset:
+        function = types.MethodType(function.__func__, copied)
+    return copied, function
+
+
 def work(
     reader: Reader,
     info: WorkerInfo,
@@ -193,17 +236,11 @@ class Workers:
         self.results: Any = queue.SimpleQueue()
         self.tasks: list[Any] = [queue.SimpleQueue() for _ in range(self.count)]
         for worker in range(self.count):
-            reader = loader._reader()
-            if loader._iterable:
-                # worker_init_fn may give each worker its part by changing its own dataset.
-                reader.dataset = copy.copy(reader.dataset)
-            info = WorkerInfo(worker, self.count, seed + worker, reader.dataset)
-            thread = threading.Thread(
-                target=work,
-                args=(reader, info, loader.worker_init_fn, self.tasks[worker], self.results),
-                name=f"webtorch-data-{worker}",
-                daemon=True,
-            )
+            dataset, init = own_copy(loader.dataset, loader.worker_init_fn)
+            reader = loader._reader(dataset)
+            info = WorkerInfo(worker, self.count, seed + worker, dataset)
+            tasks = self.tasks[worker]
+            thread = _Thread(worker, tasks, (reader, info, init, tasks, self.results))
             thread.start()
             self.running.append(thread)
         self._finalizer: Any = weakref.finalize(self, _stop, self.tasks)

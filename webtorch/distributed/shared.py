@@ -37,9 +37,10 @@ from webtorch.tensors.tensor import Tensor
 TYPES = (float32, float16, bfloat16)
 # The size of a tensor, in bytes: of smaller ones Gloo is as fast, and more memory than this is not kept for ever.
 LEAST, MOST = 1 << 14, 256 << 20
-# Places that calls take in turn, and how many may be under way. A process tells the others of its call `n` once it has
-# read all of its call `n - _DEPTH`, and writes to the place of call `n - _PLACES` once all have told of `n - _DEPTH`.
-_PLACES, _DEPTH = 4, 2
+# So many calls may be under way here that this process has not read to the end, and so many bytes from two on.
+_MOST_UNREAD, _UNREAD_BYTES = 16, 256 << 20
+# Memory that calls take before their turn has come: in the order in which the caller computes.
+_MOST_AHEAD = 1 << 30
 # From this size on each of many processes adds up a part, and reads the others' sums: with N of them it reads two times
 # all, not N times.
 _IN_PARTS = 1 << 20
@@ -145,22 +146,40 @@ class _Memory:
 
 
 class _Place:
-    """Memory of each process for one call at a time."""
+    """Memory of this process for one call at a time."""
 
-    def __init__(self, size: int) -> None:
-        self.own: _Memory | None = None
-        # By rank: the file and its size, and the memory as this device's.
-        self.files = [(-1, 0)] * size
-        self.shared: list[Shared | None] = [None] * size
+    def __init__(self, number: int, size: int, backend: Backend) -> None:
+        self.number = number
+        # The call that has it; it is free once all have read that. More than any while it is not known which.
+        self.call = _SOME_CALL
+        self.take(size, backend)
+
+    def take(self, size: int, backend: Backend) -> None:
+        """Take memory of a size. Raises OutOfMemoryError."""
+        self.memory, self.size = _Memory(size), size
+        found = backend.on_host(self.memory.view)
+        if found is None:
+            raise OutOfMemoryError(f"{size} bytes of memory cannot be shared by processes")
+        self.shared = found
+
+
+_SOME_CALL = 1 << 60
+
+
+class Put(NamedTuple):
+    """Where a buffer is being copied to, and what waits until it is there."""
+
+    place: _Place
+    wait: Callable[[], None]
 
 
 class Turn:
     """One collective that is under way here."""
 
     def __init__(
-        self, number: int, place: _Place, given: Buffer | None, recipe: Recipe | None, dtype: DType, elements: int,
-    ) -> None:  # fmt: skip
-        self.number, self.place, self.given = number, place, given
+        self, number: int, given: Buffer | None, recipe: Recipe | None, dtype: DType, elements: int
+    ) -> None:
+        self.number, self.given = number, given
         # What the result is made by of what all have put, so many elements each; None: there is none here.
         self.recipe, self.dtype, self.elements = recipe, dtype, elements
         self.headers: list[Foreign] = []
@@ -176,16 +195,21 @@ class Turn:
 
 
 class Exchange:
-    """Memory that the processes of a group share. One thread calls `begin`, one `take`, each for call after call."""
+    """Memory that the processes of a group share. One thread calls `begin`, one `take`, each for call after call, and
+    who computes may `put` what a call gives before that: then it is copied before what is computed next.
+    """
 
     def __init__(self, group: Group, rank: int, size: int, backend: Backend) -> None:
         self._group, self._rank, self._size, self._backend = group, rank, size, backend
-        self._places = [_Place(size) for _ in range(_PLACES)]
         self._processes = [os.getpid()] * size
+        self._places: list[_Place] = []
+        # By rank and the number of a place: its file and size, and the memory as this device's.
+        self._theirs: list[dict[int, tuple[int, int, Shared | None]]] = [{} for _ in range(size)]
         self._last: deque[Turn] = deque()
-        self._number = 0
-        # Two threads take results.
-        self._running = threading.Lock()
+        # How many calls there were, how many of them this process has read to the end, and all processes, as they say.
+        self._number = self._read = self._read_by_all = 0
+        # Several threads put and take.
+        self._lock = threading.Lock()
         self._programs: dict[object, _Program] = {}
 
     @classmethod
@@ -226,39 +250,82 @@ class Exchange:
                 able = False
         return all(x == [1] for x in self._all([int(able)]))
 
+    def put(self, given: Buffer, dtype: DType, elements: int, ahead: bool = True) -> Put | None:
+        """Copy a buffer to where the others will find it. `ahead`: return None where that takes too much memory."""
+        # Programs may read a whole word behind the end.
+        size = elements * dtype.itemsize + _UNIT
+        with self._lock:
+            place = self._free(size, ahead)
+            if place is None:
+                return None
+            place.call = _SOME_CALL
+        own = place.shared.buffer(dtype, elements)
+        self._program(None, dtype, elements).run((given, own).__getitem__)
+        return Put(place, self._backend.fence())
+
+    def _free(self, size: int, ahead: bool) -> _Place | None:
+        """Return a place of this size at least that all have read."""
+        free = sorted([p for p in self._places if p.call < self._read_by_all], key=_size_of)
+        found = next((p for p in free if p.size >= size), None)
+        if found is not None:
+            return found
+        # Of one size for all that ask for nearly as much.
+        size = -(-(size + size // 4) // _UNIT) * _UNIT
+        if sum(map(_size_of, self._places)) + size > _MOST_AHEAD:
+            if free:
+                free[-1].take(size, self._backend)
+                return free[-1]
+            if ahead:
+                return None
+        made = _Place(len(self._places), size, self._backend)
+        self._places.append(made)
+        return made
+
     def begin(
-        self, given: Buffer | None, recipe: Recipe | None, dtype: DType, elements: int
+        self,
+        given: Buffer | None,
+        recipe: Recipe | None,
+        dtype: DType,
+        elements: int,
+        put: Put | None = None,
     ) -> tuple[Turn, Foreign]:
-        """Copy a buffer to where the others find it; None: this process gives nothing. Return the turn, and the work
-        that is done when all have. A turn without a recipe has no result here.
+        """Copy a buffer to where the others find it, unless it has been `put`; None: this process gives nothing. Return
+        the turn, and the work that is done when all have. A turn without a recipe has no result here.
         """
         of_part = _OF_PART.get(recipe) if self._size > 2 and recipe is not None else None
         if of_part is not None and elements * dtype.itemsize >= _IN_PARTS:
-            turn, work = self._put(given, of_part, dtype, elements)
+            turn, work = self._begin(given, of_part, dtype, elements, put)
+            put = None
             try:
                 work.wait()
                 given = self.take(turn)
             finally:
                 turn.is_over.set()
             recipe, elements = _joined(elements), _part_size(elements, self._size)
-        return self._put(given, recipe, dtype, elements)
+        return self._begin(given, recipe, dtype, elements, put)
 
-    def _put(
-        self, given: Buffer | None, recipe: Recipe | None, dtype: DType, elements: int
+    def _begin(
+        self,
+        given: Buffer | None,
+        recipe: Recipe | None,
+        dtype: DType,
+        elements: int,
+        put: Put | None,
     ) -> tuple[Turn, Foreign]:
-        if len(self._last) == _DEPTH:
-            self._last.popleft().wait()
-        place = self._places[self._number % _PLACES]
-        turn = Turn(self._number, place, given, recipe, dtype, elements)
+        self._read_some()
+        turn = Turn(self._number, given, recipe, dtype, elements)
         self._number += 1
         try:
-            if given is not None:
-                own = self._own(place, elements * dtype.itemsize).buffer(dtype, elements)
-                self._program(None, dtype, elements).run((given, own).__getitem__)
-                self._backend.fence()()
-            file, size = (-1, 0) if place.own is None else (place.own.file, place.own.view.nbytes)
+            if put is None and given is not None:
+                put = self.put(given, dtype, elements, ahead=False)
+            where = -1, -1, 0
+            if put is not None:
+                put.wait()
+                place = put.place
+                place.call = turn.number
+                where = place.number, place.memory.file, place.size
             work, turn.headers = self._gather([
-                turn.number, TYPES.index(dtype), elements, file, size,
+                turn.number, TYPES.index(dtype), elements, self._read, *where,
             ])  # fmt: skip
         except BaseException:
             turn.is_over.set()
@@ -266,56 +333,62 @@ class Exchange:
         self._last.append(turn)
         return turn, work
 
-    def _own(self, place: _Place, size: int) -> Shared:
-        """Return this process's memory at a place, of this size at least."""
-        found = place.shared[self._rank]
-        # Programs may read a whole word behind the end.
-        if place.own is None or found is None or place.own.view.nbytes < size + _UNIT:
-            # Of one size for all that ask for nearly as much.
-            place.own = _Memory(-(-(size + size // 4 + _UNIT) // _UNIT) * _UNIT)
-            found = place.shared[self._rank] = self._backend.on_host(place.own.view)
-            if found is None:
-                raise OutOfMemoryError(f"{size} bytes of memory cannot be shared by processes")
-        return found
+    def _read_some(self) -> None:
+        """Wait for what is read here, as far as calls are many or large: the others then have their memory again."""
+        last = self._last
+        while len(last) >= _MOST_UNREAD or (
+            len(last) > 1 and sum([t.elements * t.dtype.itemsize for t in last]) > _UNREAD_BYTES
+        ):
+            turn = last.popleft()
+            turn.wait()
+            self._read = turn.number + 1
 
     def take(self, turn: Turn) -> Buffer | None:
         """Return the result of a turn whose work is done. Raises RuntimeError where ranks differ in size or type."""
         recipe, dtype, elements = turn.recipe, turn.dtype, turn.elements
-        place = turn.place
         told = [x.tolist() for x in turn.headers]
-        for rank, (number, kind, count, file, size) in enumerate(told):
+        shared: list[Shared | None] = [None] * self._size
+        for rank, (number, kind, count, _, place, file, size) in enumerate(told):
             if [number, kind, count] != told[self._rank][:3]:
                 raise RuntimeError(
                     f"rank {rank} gives {TYPES[kind].name}[{count}], rank {self._rank} gives "
                     f"{dtype.name}[{elements}]: all ranks must give tensors of one size and type"
                 )
-            if rank != self._rank and (file, size) != place.files[rank] and recipe is not None:
-                # Numbers of files come again, but larger sizes do not become smaller.
-                view = _Memory.of(self._processes[rank], file, size)
-                place.shared[rank], place.files[rank] = self._backend.on_host(view), (file, size)
+            if rank != self._rank and recipe is not None and place >= 0:
+                shared[rank] = self._memory_of(rank, place, file, size)
+        with self._lock:
+            self._read_by_all = max(self._read_by_all, min([header[3] for header in told]))
+        given, turn.given = turn.given, None
         if recipe is None:
             return None
 
         def put_by(rank: int) -> Buffer | None:
             """Return what a rank has put."""
-            shared = place.shared[rank]
-            if rank == self._rank or shared is None:
-                return turn.given
-            return shared.buffer(dtype, elements)
+            found = shared[rank]
+            return given if found is None else found.buffer(dtype, elements)
 
-        with self._running:
-            result = self._program(recipe, dtype, elements).run(put_by)
+        result = self._program(recipe, dtype, elements).run(put_by)
         turn.fence = self._backend.fence()
         return result
+
+    def _memory_of(self, rank: int, place: int, file: int, size: int) -> Shared | None:
+        """Return the memory of another process at one of its places."""
+        found = self._theirs[rank].get(place)
+        # Numbers of files come again, but larger sizes do not become smaller.
+        if found is None or found[:2] != (file, size):
+            view = _Memory.of(self._processes[rank], file, size)
+            found = self._theirs[rank][place] = file, size, self._backend.on_host(view)
+        return found[2]
 
     def _program(self, recipe: Recipe | None, dtype: DType, elements: int) -> _Program:
         """Return the program of a recipe, or the one that copies."""
         key = recipe, dtype, elements
-        found = self._programs.get(key)
-        if found is None:
-            if len(self._programs) >= _MOST_PROGRAMS:
-                self._programs.clear()
-            found = self._programs[key] = self._compiled(recipe, dtype, elements)
+        with self._lock:
+            found = self._programs.get(key)
+            if found is None:
+                if len(self._programs) >= _MOST_PROGRAMS:
+                    self._programs.clear()
+                found = self._programs[key] = self._compiled(recipe, dtype, elements)
         return found
 
     def _compiled(self, recipe: Recipe | None, dtype: DType, elements: int) -> _Program:
@@ -331,7 +404,7 @@ class Exchange:
                 frozen = freeze([Held(copy(result)._storage.node)])
         program = compile_graph(to_graph(frozen), self._backend.limits)
         order = [nodes.index(n) for n in frozen.inputs]
-        return _Program(self._backend.compile(program), order, frozen.args)
+        return _Program(self._backend.compile(program), order, frozen.args, threading.Lock())
 
 
 class _Program(NamedTuple):
@@ -340,11 +413,18 @@ class _Program(NamedTuple):
     executable: Executable
     order: Sequence[int]
     args: Sequence[Scalar]
+    # Held while it is enqueued: several threads do.
+    lock: threading.Lock
 
     def run(self, buffer: Callable[[int], Buffer | None]) -> Buffer:
         """Enqueue it, and return its result."""
         given = [b for n in self.order if (b := buffer(n)) is not None]
-        return self.executable.run(given, self.args)[0]
+        with self.lock:
+            return self.executable.run(given, self.args)[0]
+
+
+def _size_of(place: _Place) -> int:
+    return place.size
 
 
 def _host() -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from webtorch.ops.record import TABLE
-from webtorch.tensors.batching import Vmap, batch, unbatch
+from webtorch.tensors.batching import Vmap, batch, place_of, unbatch
 from webtorch.tensors.tensor import Tensor
 from webtorch.utils._pytree import broadcast_leaves, tree_flatten, tree_leaves, tree_unflatten
 
@@ -129,7 +129,14 @@ def _removed(
             f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})"
         )
     dim %= rank
-    return given[0] if given and given[1] == dim else unbatch(x, dim, level.number, level.size)
+    if given and given[1] == dim:
+        return given[0]
+    out = unbatch(x, dim, level.number, level.size)
+    leaf = x._requires_grad and x._grad_fn is None
+    if hidden and not leaf and x._base is None and dim == place_of(x, level.number):
+        # A result that is no view is none outside either; of a leaf there are views alone.
+        out._base = None
+    return out
 
 
 def _name(func: Callable[..., object]) -> str:

@@ -36,7 +36,7 @@ from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.primitives import lay
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.values import taken_over, waited_for
+from webtorch.tensors.values import check_places, taken_over, waited_for
 from webtorch.tensors.writing import check_overlap, repeated, written_once
 
 FUNCTIONAL = ("nn.functional",)
@@ -252,7 +252,9 @@ def _taken(
     *indices: Tensor,
 ) -> Tensor:
     names = None if named is None else dict(named)
-    layout = Layout(x._shape, dict(zip(dims, indices, strict=True)), single, names)
+    given = dict(zip(dims, indices, strict=True))
+    layout = Layout(x._shape, given, single, names)
+    check_bounds(x, given, names)
     if 0 in layout.index_shape:
         return no_elements(x, layout.shape)
     out = layout.to_result(
@@ -269,6 +271,15 @@ def _taken(
         if strides != out._strides:
             lay(out, strides)
     return out
+
+
+def check_bounds(
+    x: Tensor, tensors: Mapping[int, Any], names: Mapping[int, int] | None = None
+) -> None:
+    """Raise IndexOutOfRangeError where a position that is at hand lies beyond its dim; else the next read does."""
+    for d, index in tensors.items():
+        size = x._shape[d]
+        check_places("index", index, size, low=-size, dim=d if names is None else names.get(d, d))
 
 
 def no_elements(x: Tensor, shape: Shape) -> Tensor:
@@ -297,6 +308,7 @@ def put_at(
     given: the value as the user has it, where PyTorch does not convert it.
     """
     layout = Layout(x._shape, tensors, single, names)
+    check_bounds(x, tensors, names)
     value = put_value(value, layout.shape)
     shared = repeated(x) if 0 in x._strides else ()
     if (

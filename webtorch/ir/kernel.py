@@ -112,6 +112,11 @@ class Kernel:
     checks: tuple[Check, ...] = ()
 
     @property
+    def is_large(self) -> bool:
+        """Whether positions in one of its buffers may not fit 32 bits."""
+        return any(b.elements >= 1 << 31 for b in self.buffers)
+
+    @property
     def outer_count(self) -> int:
         """Number of outer points."""
         return numel(self.outer)

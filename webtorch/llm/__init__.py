@@ -1,5 +1,6 @@
 """Language models that people have: read from GGUF files and Hugging Face's folders, run on any device."""
 
+from webtorch.llm import lora
 from webtorch.llm.batch import Batch, ContextFullError, Likely
 from webtorch.llm.cache import Cache, cache_bytes
 from webtorch.llm.config import Config, ModelError, Rope
@@ -13,6 +14,6 @@ from webtorch.llm.weights import quantize_, save
 
 __all__ = [
     "Answer", "Batch", "Cache", "Config", "ContextFullError", "LanguageModel", "Likely", "Model", "ModelError", "Needs",
-    "Rope", "Sampling", "TemplateError", "cache_bytes", "load", "load_model", "needs", "quantize_", "read_config",
-    "save",
+    "Rope", "Sampling", "TemplateError", "cache_bytes", "load", "load_model", "lora", "needs", "quantize_",
+    "read_config", "save",
 ]  # fmt: skip

@@ -207,6 +207,14 @@ class Batch:
         finally:
             self._release()
 
+    def forget(self) -> None:
+        """Read again what was read, as the model is another: programs are made anew."""
+        self._made, self._ahead = {}, None
+        for text in self.texts:
+            if text.run is not None and text.run.last is not None:
+                text.run.prompt, text.run.last = [*text.tokens, text.run.last], None
+            text.tokens = []
+
     def _release(self) -> None:
         with self._changed:
             self._busy = False

@@ -14,6 +14,7 @@ from webtorch.functions import public as webtorch
 from webtorch.io.gguf import GGUFReader
 from webtorch.io.safetensors import FilePath
 from webtorch.ir.dtype import DType
+from webtorch.llm import lora
 from webtorch.llm.batch import Batch, Likely, Run, check
 from webtorch.llm.loading import load_model, read_config, read_json
 from webtorch.llm.memory import Needs, needs
@@ -137,6 +138,18 @@ class LanguageModel:
                 began = began or time.perf_counter()
                 yield number
         answer.finish = run.finish
+
+    def adapt(self, path: FilePath | None, strength: float = 1.0) -> None:
+        """Take the adapter of a file (`lora.load`) from now on, in place of the one that is there; None: none.
+
+        What was read of texts is read again.
+        """
+        with self.batch.alone():
+            if path is None:
+                lora.detach(self.model)
+            else:
+                lora.load(self.model, path, strength)
+            self.batch.forget()
 
     def embed(self, text: str | Sequence[int]) -> Tensor:
         """Return a text as a vector of length 1, (width,): the mean of what the last layer gives for its tokens."""

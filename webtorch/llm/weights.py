@@ -24,7 +24,10 @@ from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, Packed
 from webtorch.quantization.packing import PACKING
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["FolderWeights", "GGUFWeights", "Weights", "fill", "quantize_", "save", "weight_bytes"]
+__all__ = [
+    "FolderWeights", "GGUFWeights", "Weights", "fill", "fused_parts", "permuted_rows", "put_packed", "quantize_",
+    "save", "weight_bytes",
+]  # fmt: skip
 
 # The rows of these are turned by places.
 _TURNED = {"attention.q": "num_attention_heads", "attention.k": "num_key_value_heads"}
@@ -48,7 +51,7 @@ def fill(model: Model, source: Weights) -> None:
             )
         path, _, last = name.rpartition(".")
         if isinstance(found, PackedTensor):
-            _pack(model, path, found)
+            put_packed(model, path, found)
         else:
             setattr(model.get_submodule(path), last, Parameter(found, requires_grad=False))
 
@@ -58,12 +61,12 @@ _LAYERS: dict[type[Module], Callable[[PackedTensor], Module]] = {
 }  # fmt: skip
 
 
-def _pack(model: Model, path: str, weight: PackedTensor) -> None:
+def put_packed(model: Model, path: str, weight: PackedTensor) -> None:
     """Put the layer of a packed weight into a layer's place, with its bias."""
     above, _, last = path.rpartition(".")
     owner = model.get_submodule(above)
     old = getattr(owner, last)
-    new = _LAYERS[type(old)](weight)
+    new = _LAYERS.get(type(old), type(old))(weight)
     if getattr(old, "bias", None) is not None:
         new.bias = old.bias
     setattr(owner, last, new)
@@ -79,6 +82,13 @@ def _rows(config: Config, path: str) -> tuple[int, int]:
     return {"attention.q": (0, q), "attention.k": (q, q + kv), "attention.v": (q + kv, q + 2 * kv)}[
         path
     ]
+
+
+def fused_parts(config: Config, path: str) -> list[tuple[str, int, int]]:
+    """Return the parts of the one weight that a layer is of, where files fuse: their names and rows, in order."""
+    names = ("q", "k", "v") if "attention." in path else ("gate", "up")
+    above = "attention" if len(names) == 3 else "mlp"
+    return [(n, *_rows(config, f"{above}.{n}")) for n in names]
 
 
 class FolderWeights:
@@ -218,6 +228,14 @@ def _permuted(heads: int, whole: list[Tensor]) -> Tensor:
     return whole[0].unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
 
 
+def permuted_rows(config: Config, path: str, rows: Tensor, back: bool = False) -> Tensor:
+    """Return the rows (outputs, n) of a layer in the order that GGUF has, or back in ours."""
+    _, name, _ = parts(f"{path}.weight")
+    if name not in _TURNED or not architecture(config).permuted:
+        return rows
+    return (_unpermuted if back else _permuted)(getattr(config, _TURNED[name]), [rows])
+
+
 def _each(
     whole: Sequence[Tensor | PackedTensor], change: Callable[[list[Tensor]], Tensor]
 ) -> Tensor | PackedTensor:
@@ -240,8 +258,15 @@ def weight_bytes(reader: GGUFReader, dtype: DType, packed: bool) -> int:
 
 
 def named_weights(model: Model) -> Iterator[tuple[str, Tensor | PackedTensor]]:
-    """Yield the names and the weights of a model, also of layers that keep them packed."""
+    """Yield the names and the weights of a model, also of layers that keep them packed.
+
+    Raises ModelError for a model with an adapter, whose weights are not all that it computes with.
+    """
     for path, module in model.named_modules():
+        if path.endswith(".lora"):
+            raise ModelError(
+                "the model has an adapter: merge it (llm.lora.merge), or take it off (llm.lora.detach)"
+            )
         if isinstance(module, (PackedLinear, PackedEmbedding)):
             yield f"{path}.weight", module.weight
         elif isinstance(module, PackedExpert):
@@ -264,7 +289,7 @@ def quantize_(model: Model, format: str) -> Model:
             continue
         filled = weight.shape[-1] % FORMATS[format].elements == 0
         if filled and not path.endswith(("router", "shared_gate")):
-            _pack(model, path, quantize(weight, format))
+            put_packed(model, path, quantize(weight, format))
     return model
 
 

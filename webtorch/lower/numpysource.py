@@ -9,7 +9,7 @@ Names that the text uses are those of `runtime/backends/cpu/numpy_math.py`.
 from __future__ import annotations
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import DType, bfloat16, bool_, float16
+from webtorch.ir.dtype import DType, bfloat16, bool_, float16, int32
 from webtorch.ir.expr import FUNCTIONS, Expr
 from webtorch.ir.kernel import Check, Kernel, Store
 from webtorch.lower.affine import Affine, affine, index_of
@@ -30,6 +30,8 @@ class _Writer:
         self.names: dict[Expr, str] = {}
         self.groups: dict[tuple[Expr, ...], str] = {}
         self.count = 0
+        # What positions, and the numbers that they are made of, are counted in.
+        self.integer = "int64" if kernel.is_large else "int32"
 
     def fresh(self, prefix: str) -> str:
         """Return a new name."""
@@ -107,7 +109,7 @@ class _Writer:
                 dim, size = index_of(node)
                 shape = ", ".join("-1" if d == dim else "1" for d in range(self.rank))
                 span = "begin, end" if dim == 0 else f"0, {size}"
-                return self.assign("i", f"arange({span}, dtype=int32).reshape({shape})")
+                return self.assign("i", f"arange({span}, dtype={self.integer}).reshape({shape})")
             case "reduced":
                 return f"r{node.value}"
             case "load":
@@ -146,7 +148,8 @@ class _Writer:
             if isinstance(value, float) and (value != value or value in (ex.math.inf, -ex.math.inf))
             else repr(value)
         )
-        return f"{array_type(node.dtype)}({text})"
+        kind = self.integer if node.dtype is int32 else array_type(node.dtype)
+        return f"{kind}({text})"
 
     def cast(self, node: Expr) -> str:
         """Return the text of a conversion; bfloat16 lies in memory as uint16."""

@@ -169,12 +169,12 @@ def _q5_1(b: Block, h: Expr, c: Expr) -> Expr:
     return b.half(0) * _number(q) + b.half(2)
 
 
-_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 @_format("IQ4_NL", 18, (2, 16), (0,))
 def _iq4_nl(b: Block, h: Expr, _c: Expr) -> Expr:
-    return b.half(0) * _number(_looked_up(_IQ4, _cut(b.byte(2, 0, 1), h * 4, 4)))
+    return b.half(0) * _number(_looked_up(IQ4, _cut(b.byte(2, 0, 1), h * 4, 4)))
 
 
 # Twice the numbers of the four-bit float E2M1: the scale is halved.
@@ -251,7 +251,7 @@ def _iq4_xs(b: Block, a: Expr, o: Expr, h: Expr, _c: Expr) -> Expr:
     high = _cut(b.short(2), a * 4 + o * 2, 2)
     scale = (low | ex.shl(high, 4)) - 32
     q = _cut(b.byte(8, 32, 16, 0, 1), h * 4, 4)
-    return b.half(0) * _number(scale) * _number(_looked_up(_IQ4, q))
+    return b.half(0) * _number(scale) * _number(_looked_up(IQ4, q))
 
 
 # ---- operations made of a format

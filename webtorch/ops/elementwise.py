@@ -136,6 +136,7 @@ _add_scaled = elementwise(
     numbers=("alpha",),
     torch="",
     function_in=(),
+    gradient_name="AddBackward0",
     doc="input + alpha * other.",
 )
 
@@ -174,6 +175,7 @@ _sub_scaled = elementwise(
     dtypes=NUMERIC,
     torch="",
     function_in=(),
+    gradient_name="SubBackward0",
     doc="input - alpha * other.",
 )
 

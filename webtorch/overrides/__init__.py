@@ -8,18 +8,20 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FunctionType
 from typing import Any
 
 from webtorch.dispatch.call import active, refuse_scripts
 from webtorch.tensors import override
+from webtorch.tensors.above import ask
 from webtorch.tensors.override import state
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "BaseTorchFunctionMode",
     "TorchFunctionMode",
+    "enable_reentrant_dispatch",
     "get_default_nowrap_functions",
     "get_ignored_functions",
     "get_overridable_functions",
@@ -98,6 +100,12 @@ def is_tensor_like(inp: object) -> bool:
 def is_tensor_method_or_property(func: Callable[..., object]) -> bool:
     """Whether what `__torch_function__` was given is a method, or the getter of a property, of Tensor."""
     return func.__name__ == "__get__" or func in get_overridable_functions()[Tensor]
+
+
+def enable_reentrant_dispatch() -> AbstractContextManager[None]:
+    """Return a block within a `__torch_dispatch__` where gradients are recorded as where the call was made."""
+    found: AbstractContextManager[None] = ask("as_called")()
+    return found
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 from torch.utils._pytree import tree_leaves, tree_map
 
-from webtorch.distributed.shared import Exchange, Recipe, Turn, recipe_for
+from webtorch.distributed.shared import Exchange, Put, Recipe, Turn, recipe_for
 from webtorch.functions.joining import cat
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
@@ -260,6 +260,8 @@ class _Call:
             )
         # The memory of what it reads, of a call that reads one tensor.
         self.given: Buffer | None = None
+        # Where it has been copied to for the others, in the order of what is computed.
+        self.put: Put | None = None
         # What it has of the host's memory until it is done.
         self._taken: list[torch.Tensor] = []
         # What it writes, once somebody waits who goes on before it has come; or whether it has been written.
@@ -275,6 +277,10 @@ class _Call:
             for x in tree_leaves(args[name])
             if x.device.type == NAME
         }
+        shared = self.lane.shared
+        if self.recipe is not None and self.given is not None and shared is not None:
+            (x,) = tree_leaves([args[name] for name in operator.reads])
+            self.put = shared.put(self.given, TO_WEBTORCH[x.dtype], x.numel())
 
     def _recipe(self) -> Recipe | None:
         """Return what the result is computed by from memory that all ranks share, if it can be: all find the same."""
@@ -364,6 +370,7 @@ class _Call:
                 arrival.come(nothing._storage.node.buffer, error)
             if self.arrivals is not None:
                 self.end.come(None, error)
+        self._let_go()
 
     def to_device(self, x: torch.Tensor, host: torch.Tensor, arrival: Arrival | None) -> None:
         """Write what has come back."""
@@ -392,7 +399,8 @@ class _Call:
             (x,) = tree_leaves([self.args[name] for name in self.operator.reads])
             with torch.profiler.record_function(f"shared memory:{self.operator.name.strip('_')}"):
                 recipe = self.recipe if self.writes else None
-                self.turn, work = shared.begin(self.given, recipe, TO_WEBTORCH[x.dtype], x.numel())
+                dtype, size = TO_WEBTORCH[x.dtype], x.numel()
+                self.turn, work = shared.begin(self.given, recipe, dtype, size, self.put)
             return [work], host
 
         def stand_in(x: torch.Tensor) -> torch.Tensor:
@@ -438,7 +446,13 @@ class _Call:
                 self.end.come(None)
         while self._taken:
             self.lane.memory.keep(self._taken.pop())
+        self._let_go()
         return self.written()
+
+    def _let_go(self) -> None:
+        """Let what was read go at once, not when its cycle is found: a loop then meets the same memory again."""
+        self.given = self.put = self.turn = None
+        self.arriving.clear()
 
     def _take(self) -> Buffer | None:
         """Return the result, where it is computed from shared memory."""

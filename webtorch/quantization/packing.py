@@ -1,4 +1,4 @@
-"""Making packed tensors of floats, block by block, as the gguf package does. Floor 5.
+"""Making packed tensors of floats, block by block, as the gguf package does, and `quantize`. Floor 5.
 
 Each function gets blocks of float32, (n, elements), and returns their bytes, uint8 (n, bytes). Scales are those of
 llama.cpp's reference (ggml-quants.c): the element of the largest size becomes the end of the range, or the range is
@@ -20,7 +20,7 @@ from webtorch.tensors.tensor import Tensor
 PACKING: dict[str, Callable[[Tensor], Tensor]] = {}
 
 
-def _packs(name: str) -> Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]:
+def packs(name: str) -> Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]:
     """Declare what makes blocks of a format."""
 
     def declare(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -31,78 +31,89 @@ def _packs(name: str) -> Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor
     return declare
 
 
-def _halves(x: Tensor) -> Tensor:
+def halves(x: Tensor) -> Tensor:
     """Return the bytes of numbers (n, 1) as float16."""
     return x.to(float16).view(uint8).reshape(x.shape[0], 2)
 
 
-def _inverse(d: Tensor) -> Tensor:
+def inverse(d: Tensor) -> Tensor:
     return webtorch.where(d == 0, 0.0, 1.0 / d)
 
 
-def _whole(x: Tensor, most: int) -> Tensor:
+def whole(x: Tensor, most: int) -> Tensor:
     """Return numbers cut off, as bytes within 0 and a largest one."""
     return webtorch.trunc(x).clamp(0, most).to(int32)
 
 
+def together(q: Tensor, axes: tuple[int, ...], bits: tuple[int, ...]) -> Tensor:
+    """Return the bytes in which small numbers of blocks (n, elements) lie: `axes` are the sizes of a block, and a step
+    along each moves by as many bits, or, with 0, to another byte.
+    """
+    q = q.reshape(-1, *axes)
+    dims = [i for i, b in enumerate(bits, 1) if b]
+    for i in dims:
+        count = axes[i - 1]
+        places = webtorch.arange(count, device=q.device, dtype=int32) * bits[i - 1]
+        q = q << places.reshape(count, *[1] * (len(axes) - i))
+    return q.sum(dims, dtype=int32).to(uint8).flatten(1)
+
+
 def _nibbles(q: Tensor) -> Tensor:
     """Return the low halves of 32 numbers: the second 16 above the first."""
-    low, high = (q & 15).chunk(2, -1)
-    return (low | (high << 4)).to(uint8)
+    return together(q & 15, (2, 16), (4, 0))
 
 
 def _fifth_bits(q: Tensor) -> Tensor:
     """Return the fifth bits of 32 numbers, in four bytes."""
-    bits = (q >> 4).reshape(q.shape[0], 4, 8) << webtorch.arange(8, device=q.device, dtype=int32)
-    return bits.sum(-1).to(uint8)
+    return together(q >> 4, (4, 8), (0, 1))
 
 
-def _largest(x: Tensor) -> Tensor:
+def largest(x: Tensor) -> Tensor:
     """Return of each block the element of the largest size, the first of several."""
     return x.gather(-1, x.abs().argmax(-1, keepdim=True))
 
 
-@_packs("Q8_0")
+@packs("Q8_0")
 def _q8_0(x: Tensor) -> Tensor:
     d = x.abs().amax(-1, keepdim=True) / 127.0
-    scaled = x * _inverse(d)
+    scaled = x * inverse(d)
     size = scaled.abs()
     floor = size.floor()
     # Halves are rounded away from zero.
     q = scaled.sign() * (floor + (2.0 * (size - floor)).floor())
-    return webtorch.cat([_halves(d), (q.to(int32) & 255).to(uint8)], -1)
+    return webtorch.cat([halves(d), (q.to(int32) & 255).to(uint8)], -1)
 
 
-@_packs("Q4_0")
+@packs("Q4_0")
 def _q4_0(x: Tensor) -> Tensor:
-    d = _largest(x) / -8.0
-    return webtorch.cat([_halves(d), _nibbles(_whole(x * _inverse(d) + 8.5, 15))], -1)
+    d = largest(x) / -8.0
+    return webtorch.cat([halves(d), _nibbles(whole(x * inverse(d) + 8.5, 15))], -1)
 
 
-@_packs("Q4_1")
+@packs("Q4_1")
 def _q4_1(x: Tensor) -> Tensor:
     low = x.amin(-1, keepdim=True)
     d = (x.amax(-1, keepdim=True) - low) / 15.0
-    q = _whole((x - low) * _inverse(d) + 0.5, 15)
-    return webtorch.cat([_halves(d), _halves(low), _nibbles(q)], -1)
+    q = whole((x - low) * inverse(d) + 0.5, 15)
+    return webtorch.cat([halves(d), halves(low), _nibbles(q)], -1)
 
 
-@_packs("Q5_0")
+@packs("Q5_0")
 def _q5_0(x: Tensor) -> Tensor:
-    d = _largest(x) / -16.0
-    q = _whole(x * _inverse(d) + 16.5, 31)
-    return webtorch.cat([_halves(d), _fifth_bits(q), _nibbles(q)], -1)
+    d = largest(x) / -16.0
+    q = whole(x * inverse(d) + 16.5, 31)
+    return webtorch.cat([halves(d), _fifth_bits(q), _nibbles(q)], -1)
 
 
-@_packs("Q5_1")
+@packs("Q5_1")
 def _q5_1(x: Tensor) -> Tensor:
     low = x.amin(-1, keepdim=True)
     d = (x.amax(-1, keepdim=True) - low) / 31.0
-    q = _whole((x - low) * _inverse(d) + 0.5, 31)
-    return webtorch.cat([_halves(d), _halves(low), _fifth_bits(q), _nibbles(q)], -1)
+    q = whole((x - low) * inverse(d) + 0.5, 31)
+    return webtorch.cat([halves(d), halves(low), _fifth_bits(q), _nibbles(q)], -1)
 
 
-@_packs("MXFP4")
+@packs("MXFP4")
 def _mxfp4(x: Tensor) -> Tensor:
     size = x.abs().amax(-1, keepdim=True)
     # The exponent of the largest number, as its bits have it, brings that to the top of the range.
@@ -115,13 +126,18 @@ def _mxfp4(x: Tensor) -> Tensor:
     return webtorch.cat([e.to(uint8), _nibbles(q.to(int32))], -1)
 
 
+# Elements that are packed at a time: what is computed with takes some times their memory.
+_AT_ONCE = 1 << 22
+
+
 def quantize(input: Tensor, format: str) -> PackedTensor:
-    """Return a tensor of floats (*, columns) packed in a format: the bytes that the gguf package's `quantize` gives.
+    """Return a tensor of floats (*, columns) packed in a format: the bytes that the gguf package's `quantize` gives,
+    and for formats that it does not write those of llama.cpp's quantize, but where two scales are as good.
 
     The result is on the input's device and stands for its dtype. No gradients.
 
-    Raises ValueError for a format that nothing is packed in here (Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and MXFP4 are) and for
-    columns that blocks do not fill, DTypeError for other types than floats, ShapeError for a tensor without dimensions.
+    Raises ValueError for a format that nothing is packed in here (Q8_K is read only) and for columns that blocks do not
+    fill, DTypeError for other types than floats, ShapeError for a tensor without dimensions.
     """
     if format not in PACKING:
         raise ValueError(f"quantize: {format!r} is not written here; {', '.join(PACKING)} are")
@@ -132,6 +148,10 @@ def quantize(input: Tensor, format: str) -> PackedTensor:
     form = FORMATS[format]
     form.row_bytes(input.shape[-1])
     with no_grad():
-        blocks = input.detach().to(float32).reshape(-1, form.elements)
-        data = PACKING[format](blocks)
-        return PackedTensor(data, format, input.shape, input.dtype)
+        blocks = input.detach().reshape(-1, form.elements)
+        data = []
+        for part in blocks.split(_AT_ONCE // form.elements):
+            data.append(PACKING[format](part.to(float32)))
+            # What one is computed with is gone before the next.
+            webtorch.realize(data[-1])
+        return PackedTensor(webtorch.cat(data), format, input.shape, input.dtype)

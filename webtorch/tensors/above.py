@@ -13,6 +13,8 @@ from typing import Any
 _given: dict[str, Callable[..., Any]] = {}
 # Rooms that are loaded when what they give is first asked for; the others are loaded with the package.
 _ROOMS = {
+    "alias": "webtorch.aten.parts",
+    "as_called": "webtorch.aten.dispatch",
     "asked_for_kernels": "webtorch.aten.parts",
     "compile": "webtorch.capture",
     "run_rule": "webtorch.aten.dispatch",

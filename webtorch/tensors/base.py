@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
 from inspect import getattr_static
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from webtorch.dispatch.call import plays
 from webtorch.ir.dtype import DType
+from webtorch.ir.lines import user_depth
 from webtorch.ir.view import format_order, is_contiguous, lies_in, numel
 from webtorch.tensors.above import ask
 from webtorch.tensors.absent import Absent
@@ -332,6 +334,14 @@ class TensorBase(Layouts, TensorMethods):
     def retains_grad(self) -> bool:
         """Whether retain_grad was called."""
         return self._retains
+
+    @property
+    def volatile(self) -> bool:
+        """False, with PyTorch's warning: what it said belongs to `no_grad` since."""
+        warnings.warn(
+            "volatile was removed (Variable.volatile is always False)", stacklevel=user_depth()
+        )
+        return False
 
     def is_pinned(self, device: object = None) -> bool:
         """Return False: host memory is never pinned."""

@@ -309,7 +309,9 @@ def class_of(title: str, custom: bool) -> type[GradFn]:
     found = _SHOWN.get((title, custom))
     if found is None:
         look = _of_context if custom else _of_call
-        names = {"__slots__": (), "__getattr__": look}
+        names: dict[str, Any] = {"__slots__": (), "__getattr__": look}
+        if not custom:
+            names["__dir__"] = _names_of_call
         found = _SHOWN[title, custom] = type(title, (GradFn,), names)
     return found
 
@@ -339,11 +341,7 @@ def _of_call(fn: GradFn, name: str) -> object:
     what keeps it, `_saved_dim` a number. Raises RuntimeError for a tensor that is no longer kept.
     """
     lead, _, asked = name.rpartition("_saved_")
-    known: Callable[[Any], Called] | None = getattr(
-        getattr(fn.rule, "__self__", None), "called", None
-    )
-    if fn.rule is _of_one:
-        known = _of_parameters
+    known = _known_of(fn)
     if lead in ("", "_raw") and known is not None:
         saved, static = known(fn.static)
         names = [_PYTORCH.get(n, n) for n in saved]
@@ -358,6 +356,26 @@ def _of_call(fn: GradFn, name: str) -> object:
             if not lead and _PYTORCH.get(n, n) == asked:
                 return value
     raise AttributeError(f"'{fn.title}' object has no attribute '{name}'")
+
+
+def _known_of(fn: GradFn) -> Callable[[Any], Called] | None:
+    """Return what tells of a function's `static` what is known of its call."""
+    if fn.rule is _of_one:
+        return _of_parameters
+    found: Callable[[Any], Called] | None = getattr(
+        getattr(fn.rule, "__self__", None), "called", None
+    )
+    return found
+
+
+def _names_of_call(fn: GradFn) -> list[str]:
+    """Return the attributes of a function, with what is known of its call: whoever draws graphs lists them."""
+    names, known = list(object.__dir__(fn)), _known_of(fn)
+    if known is not None:
+        saved, static = known(fn.static)
+        names += [f"_saved_{_PYTORCH.get(n, n)}" for n in (*saved, *static)]
+        names += [f"_raw_saved_{_PYTORCH.get(n, n)}" for n in saved]
+    return names
 
 
 def composed(

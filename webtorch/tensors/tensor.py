@@ -90,6 +90,14 @@ class Tensor(TensorBase):
     def __init__(self, *_: object, **__: object) -> None:
         """Do nothing: the tensor was complete when `__new__` returned it."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Note a subclass: one that is asked for kernels is asked for functions where it says so only."""
+        super().__init_subclass__(**kwargs)
+        kernels = getattr(cls, "__torch_dispatch__", override.disabled)
+        mine: Any = cls.__torch_function__
+        if kernels is not override.disabled and getattr(mine, "__func__", None) is _KEEPS_CLASS:
+            cls.__torch_function__ = override.disabled  # type: ignore[method-assign]
+
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
@@ -1096,6 +1104,7 @@ def _rebuild(
     return out.requires_grad_(requires_grad)
 
 
+_KEEPS_CLASS: Any = vars(Tensor)["__torch_function__"].__func__
 override.know(Tensor, Size)
 give(tensor_on=Tensor._from_storage)
 

@@ -336,8 +336,11 @@ CheckpointFunction = _Reentrant
 class _Again(Part):
     """The second computation of a part, which keeps what backward still asks for."""
 
-    def __init__(self, frame: _Frame) -> None:
+    def __init__(self, frame: _Frame, given: dict[int, Tensor]) -> None:
         self.frame = frame
+        # By the id of a tensor that the part is given now: the one that it was given before, where that is no leaf of
+        # the graph.
+        self.given = given
         self.values: dict[int, Tensor] = {}
         self.looks: list[tuple[object, ...]] = []
 
@@ -356,10 +359,15 @@ class _Again(Part):
         self.looks.append(_look(tensor))
         # What no living gradient function asks for is not kept.
         if handles[number]() is not None:
-            self.values[number] = tensor.detach()
+            self.values[number] = self._value(tensor)
         if self.frame.early_stop and number == len(handles) - 1:
             raise EnoughComputed
         return tensor
+
+    def _value(self, tensor: Tensor) -> Tensor:
+        """Return what backward is given of a saved tensor: what the part was given as it is."""
+        given = self.given.get(id(tensor))
+        return tensor.detach() if given is None else given
 
 
 class _Frame(Part):
@@ -436,8 +444,10 @@ class _Frame(Part):
 
     def compute(self) -> None:
         """Compute the part again."""
-        again = _Again(self)
-        args, kwargs = _fresh(self.args), _fresh(list(self.kwargs.values()))
+        before = [*self.args, *self.kwargs.values()]
+        now = _fresh(before)
+        args, kwargs = now[: len(self.args)], now[len(self.args) :]
+        again = _Again(self, {id(b): a for a, b in zip(before, now, strict=True) if _is_plain(a)})
         with (
             enable_grad(),
             _drawn_again(self.random),
@@ -494,6 +504,10 @@ def _fresh(args: Sequence[Any]) -> list[object]:
         if isinstance(new, Tensor) and new is not old and old.requires_grad:
             new.requires_grad_()
     return fresh
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, Tensor) and not value.requires_grad
 
 
 def _look(tensor: Tensor) -> tuple[object, ...]:

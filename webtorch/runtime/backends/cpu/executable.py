@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from webtorch.ir.checks import first_checks
-from webtorch.ir.dtype import DType, uint8
+from webtorch.ir.dtype import DType, int32, int64, uint8
 from webtorch.ir.expr import cost_cpu, walk
 from webtorch.ir.kernel import (
     Attention,
@@ -148,7 +148,9 @@ class KernelRunner(Runner):
         self.rows = kernel.outer[0] if kernel.outer else 1
         if not kernel.outer and kernel.inner:
             self.rows = kernel.inner[0]
-        self.converters = [_converter(d) for d in kernel.args]
+        self.converters = [
+            _converter(int64 if d is int32 and kernel.is_large else d) for d in kernel.args
+        ]
         self.numpy: Callable[..., None] | None = None
         # Compiled before it is wanted, and kept until then.
         self.ahead: jit.Native | None = None
