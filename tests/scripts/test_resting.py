@@ -67,6 +67,17 @@ def _in_thread(training: Training) -> None:
     thread.join()
 
 
+def _set_elsewhere(weight: Any) -> None:
+    thread = threading.Thread(target=lambda: setattr(weight, "grad", torch.ones(8, 4)))
+    thread.start()
+    thread.join()
+
+
+def _delete_beside_others(weight: Any) -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        del weight.grad
+
+
 def _replace_state(training: Training) -> None:
     training.state["exp_avg"] = training.state["exp_avg"] * 0.5
 
@@ -262,6 +273,8 @@ BETWEEN: dict[str, Callable[[Training], object]] = {
     "no gradient": lambda t: setattr(t.weight, "grad", None),
     "no gradients": lambda t: t.optimizer.zero_grad(),
     "another gradient": lambda t: setattr(t.weight, "grad", torch.ones(8, 4)),
+    "a gradient is deleted": lambda t: _delete_beside_others(t.weight),
+    "another thread sets a gradient": lambda t: _set_elsewhere(t.weight),
     "a gradient is read": lambda t: t.found.append(t.weight.grad.tolist()),
     "gradients are clipped": lambda t: nn.utils.clip_grad_norm_(t.model.parameters(), 0.1),
     "rate": lambda t: t.optimizer.param_groups[0].update(lr=0.01 + len(t.found) / 100),

@@ -151,6 +151,11 @@ class LanguageModel:
                 lora.load(self.model, path, strength)
             self.batch.forget()
 
+    def renew(self) -> None:
+        """Compute anew from now on, as weights have changed: programs are made again, and texts read again."""
+        with self.batch.alone():
+            self.batch.forget()
+
     def embed(self, text: str | Sequence[int]) -> Tensor:
         """Return a text as a vector of length 1, (width,): the mean of what the last layer gives for its tokens."""
         given = self.tokenizer.encode(text) if isinstance(text, str) else list(text)

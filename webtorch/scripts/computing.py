@@ -20,7 +20,7 @@ from webtorch.scripts.prepared import giver
 from webtorch.scripts.recording import facts_along
 from webtorch.scripts.resting import Group, group_for, let_rest, value_of
 from webtorch.scripts.run import Run
-from webtorch.scripts.script import Facts, Known, Number, Origin, Program, Step, picker
+from webtorch.scripts.script import Facts, Known, Number, Origin, Program, Step, nothing, picker
 from webtorch.tensors.storage import Storage, writes
 from webtorch.tensors.tensor import Tensor
 
@@ -156,6 +156,8 @@ def _holders(
     for k in program.slots:
         t = slots[k]()
         if t is None:
+            # It goes while it is at hand.
+            slots[k] = nothing  # type: ignore[call-overload]
             continue
         if k >= run.first:
             holders.setdefault(facts[k].storage, []).append((k, t))

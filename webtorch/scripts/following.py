@@ -280,6 +280,9 @@ class Follower:
     def call(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Answer a call, or make it."""
         if threading.get_ident() != self.thread:
+            if callee.role == "gradient" and len(args) == 2:
+                # No step looks at a gradient that it was given.
+                self.settle("another thread sets a gradient")
             return made_as_usual(callee, args, kwargs)
         run = self.run
         if self.depth:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from itertools import repeat
+from itertools import count, repeat
 from operator import call
 from typing import Any
 
@@ -56,14 +56,25 @@ class Waiting:
     def hold(self, run: Run, buffers: Sequence[object]) -> None:
         """Let those of a run wait."""
         references = self.slots(run.slots)
-        leaves: list[Sequence[Tensor]] = [()] * len(self.known)
+        # What is known of each is looked at when somebody looks at it, and in no cache here.
+        late: list[Late] = [*zip(repeat(self.give), count(), self.places(buffers))]
         for n in self.titled:
-            leaves[n] = self.known[n].leaves(run.externals)
-        late = zip(repeat(give_storage), self.places(buffers), self.known, leaves)
+            late[n] = (*late[n], self.known[n].leaves(run.externals))
         for t, lacking in zip(map(call, references), late):
             if t is not None:
                 t._late = lacking
         _waiting.extend(references)
+
+    def give(self, t: Tensor, n: int, buffer: Any, leaves: Sequence[Tensor] = ()) -> None:
+        """Give a tensor that is all of its storage this, with its memory, and what its graph has become."""
+        known = self.known[n]
+        storage = Storage(Node.in_memory(known.shape, buffer.dtype, buffer), known.runtime)
+        storage.version = known.version
+        give_value(t, storage)
+        if known.title:
+            use_up(t, known.title, leaves)
+        else:
+            t._grad_fn, t._output_nr = None, 0
 
     def take_back(self, run: Run) -> None:
         """Let those of a run wait no more."""
@@ -98,17 +109,6 @@ def complete(t: Tensor) -> bool:
             late[0](t, *late[1:])
             t._late = None
     return True
-
-
-def give_storage(t: Tensor, buffer: Any, known: Known, leaves: Sequence[Tensor]) -> None:
-    """Give a tensor that is all of its storage this, with its memory, and what its graph has become."""
-    storage = Storage(Node.in_memory(known.shape, buffer.dtype, buffer), known.runtime)
-    storage.version = known.version
-    give_value(t, storage)
-    if known.title:
-        use_up(t, known.title, leaves)
-    else:
-        t._grad_fn, t._output_nr = None, 0
 
 
 def use_up(t: Tensor, title: str, leaves: Iterable[Tensor]) -> None:

@@ -309,7 +309,9 @@ class Watch:
 
 
 class _Quick:
-    """Whether parameters, their options and gradients are those of the last time, of an optimizer whose state rests."""
+    """Whether parameters, their options and gradients are those of the last time, of an optimizer whose state rests.
+    Gradients that a backward pass has just given are there: whoever sets one makes a call of the script.
+    """
 
     def __init__(
         self,
@@ -321,9 +323,7 @@ class _Quick:
         self.found_inf = found_inf
         self.options = [matcher(patterns) for patterns in options]
         self.params = picker([p.number for p in params])
-        given = [i for i, p in enumerate(gradients) if p.form == SLOT]
-        self.slots = picker([gradients[i].number for i in given])
-        self.given = picker(given)
+        self.first = min([p.number for p in gradients if p.form == SLOT], default=0)
         self.lacking = picker([i for i, p in enumerate(gradients) if p.form != SLOT])
 
     @classmethod
@@ -355,7 +355,9 @@ class _Quick:
         """Whether they are, and the parameters are those that rest."""
         params, stamps = watched.params, resting.stamps
         if (
-            watched.found_inf is not (self.found_inf and run.slots[self.found_inf.number]())
+            not run.differentiated
+            or self.first < run.first
+            or watched.found_inf is not (self.found_inf and run.slots[self.found_inf.number]())
             or len(params) != len(resting.params)
             or len(stamps) != len(watched.stamps)
             or not all(map(is_, params, resting.params))
@@ -368,10 +370,7 @@ class _Quick:
                     if not self.options[n](run, watched.options(n), {}):
                         return False
                     stamps[n] = stamp
-        gradients = [param._grad for param in params]
-        return _are(self.slots(run.slots), self.given(gradients)) and all(
-            map(is_, self.lacking(gradients), repeat(None))
-        )
+        return all(param._grad is None for param in self.lacking(params))
 
 
 class _Same:

@@ -116,6 +116,14 @@ class Prior:
 class Run:
     """What the calls since the last computation were given and gave, by number."""
 
+    # One is made for each step, and dicts of so many attributes grow several times.
+    __slots__ = (
+        "__dict__", "__weakref__", "at", "begun", "careful", "cast_before", "casts", "counted", "differentiated",
+        "drawn", "ended", "externals", "facts", "first", "generators", "given", "hooked", "ids", "is_kept", "known",
+        "made", "nodes", "noted", "numbers", "others", "program", "promised", "refused", "resting", "runtime", "saved",
+        "sets_gradients", "slots", "spoilt", "storages", "taken", "then", "undo", "values", "versions",
+    )  # fmt: skip
+
     def __init__(self, root: Step) -> None:
         self.at = root
         # Slots: what calls gave, and the numbers by id of those that were made last in a place; of the first

@@ -379,7 +379,7 @@ class Tensor(TensorBase):
         self._grad = value
 
     @grad.deleter
-    @plays("gradient")
+    @plays("parts")
     def grad(self) -> None:
         """Set the gradient to None."""
         self.grad = None
