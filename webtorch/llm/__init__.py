@@ -6,7 +6,7 @@ from webtorch.llm.cache import Cache, cache_bytes
 from webtorch.llm.config import Config, ModelError, Rope
 from webtorch.llm.examples import DataError
 from webtorch.llm.finetuning import Finetuning, Progress, finetune
-from webtorch.llm.language import Answer, LanguageModel, load
+from webtorch.llm.language import Answer, LanguageModel, load, quantize_file
 from webtorch.llm.loading import load_model, read_config
 from webtorch.llm.memory import Needs, needs
 from webtorch.llm.model import Model
@@ -17,5 +17,5 @@ from webtorch.llm.weights import quantize_, save
 __all__ = [
     "Answer", "Batch", "Cache", "Config", "ContextFullError", "DataError", "Finetuning", "LanguageModel", "Likely",
     "Model", "ModelError", "Needs", "Progress", "Rope", "Sampling", "TemplateError", "cache_bytes", "finetune", "load",
-    "load_model", "lora", "needs", "quantize_", "read_config", "save",
+    "load_model", "lora", "needs", "quantize_", "quantize_file", "read_config", "save",
 ]  # fmt: skip
