@@ -6,6 +6,7 @@ from webtorch.llm.cache import Cache, cache_bytes
 from webtorch.llm.config import Config, ModelError, Rope
 from webtorch.llm.examples import DataError
 from webtorch.llm.finetuning import Finetuning, Progress, finetune
+from webtorch.llm.grammar import Grammar, GrammarError
 from webtorch.llm.language import Answer, LanguageModel, load, quantize_file
 from webtorch.llm.loading import load_model, read_config
 from webtorch.llm.memory import Needs, needs
@@ -15,7 +16,8 @@ from webtorch.llm.template import TemplateError
 from webtorch.llm.weights import quantize_, save
 
 __all__ = [
-    "Answer", "Batch", "Cache", "Config", "ContextFullError", "DataError", "Finetuning", "LanguageModel", "Likely",
-    "Model", "ModelError", "Needs", "Progress", "Rope", "Sampling", "TemplateError", "cache_bytes", "finetune", "load",
-    "load_model", "lora", "needs", "quantize_", "quantize_file", "read_config", "save",
+    "Answer", "Batch", "Cache", "Config", "ContextFullError", "DataError", "Finetuning", "Grammar", "GrammarError",
+    "LanguageModel", "Likely", "Model", "ModelError", "Needs", "Progress", "Rope", "Sampling", "TemplateError",
+    "cache_bytes", "finetune", "load", "load_model", "lora", "needs", "quantize_", "quantize_file", "read_config",
+    "save",
 ]  # fmt: skip

@@ -171,7 +171,13 @@ class Batch:
             while (token := self._next(run)) is not None:
                 yield token
         finally:
+            self.end(run)
+
+    def end(self, run: Run) -> None:
+        """Make no more of an answer, whoever waits for it."""
+        with self._changed:
             run.ended = True
+            self._changed.notify_all()
 
     def _next(self, run: Run) -> int | None:
         """Return the next token of an answer, or None at its end; compute if nobody else does."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from webtorch.io.safetensors import FilePath
 from webtorch.ir.dtype import DType
 from webtorch.llm import lora
 from webtorch.llm.batch import Batch, Likely, Run, check
+from webtorch.llm.grammar import Grammar, Grammars
 from webtorch.llm.loading import load_model, open_weights, read_config, read_json
 from webtorch.llm.memory import Needs, needs
 from webtorch.llm.model import Model
@@ -47,6 +49,8 @@ class Answer:
     )
     seconds: float = 0.0  # from the first token to the last
     likely: list[Likely] = field(default_factory=list)  # of each token, if that was asked for
+    # Ends it, also while another thread waits for it.
+    end: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[str]:
         return self.pieces
@@ -102,30 +106,45 @@ class LanguageModel:
 
     def chat(
         self, messages: Sequence[Message], sampling: Sampling | None = None, *, most: int | None = None,
-        stop: Sequence[str] = (), **names: Any,
+        stop: Sequence[str] = (), grammar: Grammar | None = None, likely: bool = False, begun: str = "",
+        shown: Collection[str] = (), **names: Any,
     ) -> Answer:  # fmt: skip
-        """Return the answer to a conversation; arguments as of `generate`, `names` as of `prompt`."""
-        return self._answer(self.prompt(messages, **names), sampling, most, stop, begins=True)
+        """Return the answer to a conversation; arguments as of `generate`, `names` as of `prompt`.
+
+        begun: what the answer begins with, which is no part of it. shown: special tokens that are text here.
+        """
+        given = self.prompt(messages, **names)
+        given += self.tokenizer.encode(begun, add_special_tokens=False) if begun else []
+        told = grammar, likely
+        return self._answer(given, sampling, most, stop, told, begins=True, shown=shown)
 
     def generate(
         self, prompt: str | Sequence[int], sampling: Sampling | None = None, *, most: int | None = None,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] = (), grammar: Grammar | None = None, likely: bool = False,
     ) -> Answer:  # fmt: skip
         """Return the text that follows a prompt (a text, or tokens).
 
-        most: tokens at most (None: until the context is full). stop: texts that end it, and are left out. Raises
-        ContextFullError for a prompt that is too long.
+        most: tokens at most (None: until the context is full). stop: texts that end it, and are left out. grammar: what
+        it may be. likely: whether its tokens' log probabilities are wanted. Raises ContextFullError for a prompt that
+        is too long, GrammarError for a grammar that is wrong.
         """
         given = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._answer(given, sampling, most, stop, begins=False)
+        return self._answer(given, sampling, most, stop, (grammar, likely), begins=False)
+
+    @functools.cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.ends, self.model.config.vocab_size)
 
     def _answer(
-        self, given: list[int], sampling: Sampling | None, most: int | None, stop: Sequence[str], begins: bool
+        self, given: list[int], sampling: Sampling | None, most: int | None, stop: Sequence[str],
+        told: tuple[Grammar | None, bool], begins: bool, shown: Collection[str] = (),
     ) -> Answer:  # fmt: skip
         count = self.context if most is None else most
-        run = self.batch.begin(given, count, sampling or Sampling(), self.ends)
-        answer = Answer(given, likely=run.likely)
-        pieces = streamed(self.tokenizer, self._tokens(answer, run), begins)
+        grammar, likely = told
+        constraint = None if grammar is None else self._grammars.constraint(grammar)
+        run = self.batch.begin(given, count, sampling or Sampling(), self.ends, constraint, likely)
+        answer = Answer(given, likely=run.likely, end=functools.partial(self.batch.end, run))
+        pieces = streamed(self.tokenizer, self._tokens(answer, run), begins, shown)
         answer.pieces = _until(pieces, [s for s in stop if s], answer)
         return answer
 
