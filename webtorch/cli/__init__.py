@@ -299,14 +299,19 @@ def _language(commands: _Commands) -> None:
     )
     quantize = commands.add(
         "quantize",
+        on_device=True,
         help="pack the weights of a language model",
         description="Read a GGUF file, or a folder of Hugging Face's, and write a GGUF file with packed matrices.",
     )
     quantize.add_argument("model", type=Path, help="a GGUF file, or a folder with safetensors")
     quantize.add_argument("target", type=Path, help="the GGUF file to write")
     quantize.add_argument(
-        "--format", default="Q8_0", metavar="NAME", help="Q4_0, Q5_1, ... (default Q8_0)"
+        "--format",
+        default="Q8_0",
+        metavar="NAME",
+        help="Q4_0, Q6_K, ..., or a mix of llama.cpp's: Q4_K_M, ... (default Q8_0)",
     )
+    _finetune(commands)
     merge = commands.add(
         "merge",
         help="put an adapter into the weights of a language model",
@@ -361,6 +366,46 @@ def _language(commands: _Commands) -> None:
     serve.add_argument(
         "--texts", type=_positive, default=2, metavar="N", help="answered at once (default 2)"
     )
+
+
+def _finetune(commands: _Commands) -> None:
+    command = commands.add(
+        "finetune",
+        on_device=True,
+        help="let a language model learn examples",
+        description="Train an adapter (LoRA) beside the weights of a model, packed or not. A line of the data is an "
+        'object: {"messages": [...]}, of which the answers are learned, {"prompt": ..., "completion": ...} or '
+        '{"text": ...}.',
+    )
+    command.add_argument("model", type=Path, help="a GGUF file, or a folder with safetensors")
+    command.add_argument("data", type=Path, help="the examples: lines of JSON")
+    command.add_argument(
+        "--output", type=Path, metavar="DIR", help="where the adapter goes (default MODEL-lora)"
+    )
+    command.add_argument("--resume", action="store_true", help="go on with the run of the folder")
+    command.add_argument(
+        "--targets", nargs="+", metavar="NAME", help="layers: q_proj, v_proj ... (default: all)"
+    )
+    command.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        help="of weights that are floats (default float32)",
+    )
+    for name, kind, text in (
+        ("rank", _positive, "of the adapter (default 16)"),
+        ("alpha", float, "its scale is alpha / rank (default 2 * rank)"),
+        ("dropout", float, "of what goes into the adapter (default 0)"),
+        ("lr", float, "(default 0.0002)"),
+        ("epochs", float, "how often the examples are seen (default 1)"),
+        ("steps", _positive, "instead of epochs"),
+        ("batch", _positive, "examples at once (default 4)"),
+        ("accumulation", _positive, "batches of a step (default 1)"),
+        ("length", _positive, "tokens of an example at most (default 1024)"),
+        ("seed", int, "of the adapter and the order (default 0)"),
+        ("validation", float, "the part of the examples that is kept back (default 0)"),
+        ("save-every", _positive, "steps (default 100)"),
+    ):
+        command.add_argument(f"--{name}", type=kind, metavar="N", help=text)
 
 
 def _shape(text: str) -> tuple[int, int, int]:

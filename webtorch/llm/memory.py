@@ -13,7 +13,7 @@ from webtorch.ir.dtype import DType
 from webtorch.llm.config import Config
 from webtorch.llm.model import Model, cache_bytes
 
-__all__ = ["Needs", "available", "needs", "parameter_count"]
+__all__ = ["Needs", "available", "needs", "parameter_count", "size_in_words"]
 
 _SHORTEST = 512
 _USUAL = 4096
@@ -32,14 +32,15 @@ class Needs:
     free: int | None  # on the device; None where it does not say
 
     def __str__(self) -> str:
-        free = "" if self.free is None else f", of {_size(self.free)} free"
+        free = "" if self.free is None else f", of {size_in_words(self.free)} free"
         return (
-            f"weights {_size(self.weights)}, cache {_size(self.caches)} for {self.context:,} tokens, "
-            f"about {_size(self.working)} to work with{free}"
+            f"weights {size_in_words(self.weights)}, cache {size_in_words(self.caches)} for {self.context:,} tokens, "
+            f"about {size_in_words(self.working)} to work with{free}"
         )
 
 
-def _size(count: int) -> str:
+def size_in_words(count: int) -> str:
+    """Return so many bytes in words."""
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 

@@ -17,6 +17,7 @@ from webtorch.nn.parameter import Parameter
 from webtorch.quantization import PackedTensor
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
+from webtorch.utils.checkpoint import checkpoint
 
 __all__ = ["Cache", "Model", "cache_bytes", "empty_cache"]
 
@@ -342,6 +343,8 @@ class Model(Module):
         """Make the layers, with random weights."""
         super().__init__()
         self.config = config
+        # Whether a backward pass computes the layers again, rather than that all of them is kept for it.
+        self.recompute = False
         self.embed = Embedding(config.vocab_size, config.hidden_size)
         self.layers = ModuleList(Layer(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -387,14 +390,20 @@ class Model(Module):
         for i, layer in enumerate(self.layers):
             mask, turned = (whole, angles) if config.window(i) is None else (window, near)
             held = None if cache is None else cache[i]
-            x = layer(x, turned, mask, at, held, seen)
+            if self.recompute and held is None:
+                x = checkpoint(layer, x, turned, mask, None, None, seen, use_reentrant=False)
+            else:
+                x = layer(x, turned, mask, at, held, seen)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits (N, T, vocabulary) of (N, T, width)."""
         config = self.config
         head = self.embed if config.tie_word_embeddings else self.head
-        out = F.linear(hidden, head.weight)
+        weight: Any = head.weight
+        # Its own method: a call by way of `__torch_function__` would keep a step from being followed.
+        packed = isinstance(weight, PackedTensor)
+        out: Tensor = weight.linear(hidden) if packed else F.linear(hidden, weight)
         if config.logit_divisor != 1.0:
             out = out / config.logit_divisor
         if config.logit_cap is not None:

@@ -114,7 +114,8 @@ def _environment() -> Any:
 def render(template: str, messages: Sequence[Message], **names: Any) -> str:
     """Return a conversation as text, with the beginning of an answer.
 
-    names: what the template may read besides (bos_token, eos_token, tools). Needs the package jinja2. Raises
+    names: what the template may read besides (bos_token, eos_token, tools; add_generation_prompt=False: without that
+    beginning). Needs the package jinja2. Raises
     TemplateError, also for what the template itself refuses.
     """
     try:
@@ -135,7 +136,7 @@ def render(template: str, messages: Sequence[Message], **names: Any) -> str:
     environment.globals.update(raise_exception=refuse, strftime_now=now)
     try:
         return environment.from_string(template).render(
-            messages=list(messages), add_generation_prompt=True, **names
+            **{"messages": list(messages), "add_generation_prompt": True, **names}
         )
     except (jinja2.TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise TemplateError(f"the chat template: {error}") from None
