@@ -431,10 +431,11 @@ def write_gguf(
 
 def _code(t: Tensor | PackedTensor, name: str, file: str) -> int:
     """Return the number of a tensor's element type. Refuses those that the format lacks."""
-    packed = isinstance(t, PackedTensor)
-    codes, kind = (_PACKED_CODES, t.format) if packed else (_CODES, t.dtype.name)
+    if isinstance(t, PackedTensor):
+        codes, kind, what = _PACKED_CODES, t.format, t.format
+    else:
+        codes, kind, what = _CODES, t.dtype.name, str(t.dtype)
     if kind not in codes:
-        what = kind if packed else t.dtype
         _refuse(file, f"GGUF has no {what} (the tensor {name!r}); convert it first")
     return codes[kind]
 
