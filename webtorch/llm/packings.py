@@ -95,7 +95,7 @@ def _awq(parts: Parts, told: Config, dtype: DType) -> Weight | None:
     """Words along a row (inputs, outputs), of which even places come first."""
     if parts("qweight") is None:
         return None
-    bits = int(told.get("bits", told.get("w_bit") or 4))
+    bits = int(told.get("bits") or told.get("w_bit") or 4)
     version = str(told.get("version", told.get("format", "gemm"))).lower()
     if bits != 4 or version != "gemm":
         raise ModelError(
