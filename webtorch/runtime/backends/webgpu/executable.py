@@ -359,8 +359,7 @@ class WebGPUExecutable:
                     segments[-1][1].append((source.pointer, target.pointer, step.nbytes))
                     continue
                 if segments[-1][1] or len(segments[-1][0]) == most:
-                    # After copies a new pass begins, in which no pipeline is set yet, and after rows that are enough for
-                    # the device to begin with: then twice as many.
+                    # A new pass, in which no pipeline is set yet: after copies, and where the device may begin.
                     most = 2 * most if len(segments[-1][0]) == most else most
                     segments.append(([], []))
                     last = None
