@@ -164,7 +164,7 @@ def test_the_experts_of_gpt_oss_stay_as_they_were_published(tmp_path: Path) -> N
         found = torch.tensor(model(webtorch.tensor(TOKENS)).tolist())
     assert (found - wanted).abs().max() < 1e-4
     said = json.loads((place / "config.json").read_text(encoding="utf-8"))
-    said["quantization_config"] = {"quant_method": "gptq"}
+    said["quantization_config"] = {"quant_method": "quip"}
     (place / "config.json").write_text(json.dumps(said), encoding="utf-8")
-    with pytest.raises(ModelError, match="'gptq', which are not read here"):
+    with pytest.raises(ModelError, match="'quip', which are not read here"):
         read_config(place)

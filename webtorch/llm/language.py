@@ -30,7 +30,7 @@ from webtorch.llm.tokens import (
     tokenizer_from_folder,
     tokenizer_from_gguf,
 )
-from webtorch.llm.weights import save, save_quantized, weight_bytes
+from webtorch.llm.weights import packed_bytes, save, save_quantized, weight_bytes
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Answer", "LanguageModel", "load", "quantize_file"]
@@ -261,7 +261,9 @@ def load(
     where = webtorch.device(device) if device is not None else webtorch.get_default_device()
     config = read_config(place)
     size = None
-    if not place.is_dir():
+    if place.is_dir():
+        size = packed_bytes(place) if packed else None
+    else:
         size = weight_bytes(GGUFReader(place), dtype or webtorch.float32, packed)
     found = needs(config, where, dtype, context, cache, texts, size)
     told = _folder(place) if place.is_dir() else _gguf(place)
