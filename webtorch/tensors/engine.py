@@ -338,7 +338,9 @@ class Backward:
         after = dict.fromkeys([e[0] for e in fn.edges if e is not None])
         heap = [(-key, one) for key, _, one in self.heap if key != _FIRST and one not in after]
         whole = {*done}
-        return _popped(heap, [(-_FIRST if e in whole else e.sequence, e) for e in after])
+        keys = [(-_FIRST if e in whole else e.sequence, e) for e in after]
+        # What lacks something is in no heap yet.
+        return _popped(heap, [pair for pair in keys if pair[0] >= 0])
 
     def run(self) -> None:
         """Run the pass, and what it calls of the user's."""
