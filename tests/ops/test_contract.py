@@ -380,9 +380,8 @@ def test_the_message_of_matmul_says_what_to_do() -> None:
     with pytest.raises(RuntimeError) as caught:
         a @ b
     assert str(caught.value) == (
-        "matmul: cannot multiply (2, 3) by (4, 3): mat1 and mat2 shapes cannot be multiplied (2x3 and 4x3): "
-        "dim -1 of the first "
-        "is 3, dim -2 of the second is 4. Did you mean b.transpose(-2, -1)?"
+        "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x3): matmul of (2, 3) and (4, 3), "
+        "dim -1 of the first is 3, dim -2 of the second is 4. Did you mean b.transpose(-2, -1)?"
     )
 
 
@@ -407,3 +406,15 @@ def test_a_matrix_overwritten_before_backward_is_refused(device: str) -> None:
     w.add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.backward()
+
+
+def test_a_bias_of_another_type_is_added_where_pytorch_adds_it() -> None:
+    """To the product of an input of three dims that is not row-major; elsewhere it is refused."""
+    for lib in (torch, webtorch):
+        x, w = lib.ones(2, 3, 4, dtype=lib.float64), lib.ones(5, 4, dtype=lib.float64)
+        bias = lib.ones(5, dtype=lib.float16)
+        out = lib.nn.functional.linear(x.transpose(0, 1), w, bias)
+        assert out.dtype is lib.float64
+        assert out.sum().item() == 150
+        with pytest.raises(RuntimeError, match="dtype"):
+            lib.nn.functional.linear(x, w, bias)

@@ -5,32 +5,38 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from webtorch.functions import public as webtorch
 from webtorch.io import safetensors, weights
-from webtorch.io.gguf import GGUFReader, save_gguf
+from webtorch.io.gguf import GGUFReader, save_gguf, write_gguf
 from webtorch.io.safetensors import FilePath
 from webtorch.ir.dtype import DType
 from webtorch.llm.architectures import architecture, gguf_metadata, parts
 from webtorch.llm.config import Config, ModelError
+from webtorch.llm.mixes import chooser
 from webtorch.llm.model import Expert, Model, PackedExpert
+from webtorch.llm.packings import METHODS
 from webtorch.nn.embedding import Embedding
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, PackedTensor, quantize
-from webtorch.quantization.packing import PACKING
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "FolderWeights", "GGUFWeights", "Weights", "fill", "fused_parts", "permuted_rows", "put_packed", "quantize_",
-    "save", "weight_bytes",
+    "save", "save_quantized", "weight_bytes",
 ]  # fmt: skip
 
 # The rows of these are turned by places.
 _TURNED = {"attention.q": "num_attention_heads", "attention.k": "num_key_value_heads"}
+# Parts of one weight in files of some, and its name in GGUF.
+_FUSED = {
+    "attention.q": "attn_qkv", "attention.k": "attn_qkv", "attention.v": "attn_qkv", "mlp.gate": "ffn_up",
+    "mlp.up": "ffn_up",
+}  # fmt: skip
 _EXPERTS = "mlp.experts."
 
 
@@ -94,10 +100,18 @@ def fused_parts(config: Config, path: str) -> list[tuple[str, int, int]]:
 class FolderWeights:
     """A folder of Hugging Face's with safetensors."""
 
-    def __init__(self, config: Config, folder: FilePath, device: Any, dtype: DType | None) -> None:
-        """Map the files."""
+    def __init__(
+        self,
+        config: Config,
+        folder: FilePath,
+        device: Any,
+        dtype: DType | None,
+        packing: dict[str, Any] | None = None,
+        packed: bool = True,
+    ) -> None:
+        """Map the files. packing: config.json's quantization_config. packed: whether such weights stay packed."""
         self.config, self.folder, self.device, self.dtype = config, os.fspath(folder), device, dtype
-        self.found = architecture(config)
+        self.found, self.packing, self.packed = architecture(config), packing or {}, packed
         self.records: dict[str, tuple[safetensors.RawTensor, str]] = {}
         for file, listed in weights.shards(folder).items():
             for key, record in safetensors.load_file(file, allow_misaligned=True).items():
@@ -120,25 +134,43 @@ class FolderWeights:
         record, file = self.records[name]
         return weights.tensor_of(record, name, file, device or self.device, None)
 
+    def matrix(self, key: str) -> Tensor | PackedTensor:
+        """Return a tensor of the files, or what a packer made of it."""
+        read = METHODS.get(self.packing.get("quant_method", ""))
+        if read is not None and key.endswith(".weight"):
+            layer = self._name(key).removesuffix("weight")
+
+            def part(name: str) -> Tensor | None:
+                """Return a tensor of the layer."""
+                found = layer + name
+                return self.read(found, "cpu") if found in self.records else None
+
+            out = read(part, self.packing, self.dtype or webtorch.float32)
+            if out is not None:
+                out = out.to(self.device) if self.device is not None else out
+                return out if self.packed or isinstance(out, Tensor) else out.dequantize()
+        found = self.read(key)
+        return (
+            found if self.dtype is None or not found.is_floating_point() else found.to(self.dtype)
+        )
+
     def weight(self, name: str, like: Tensor) -> Tensor | PackedTensor:
         """Return the weight of a name."""
         _, path, kind = parts(name)
         key = self.found.weight(name, gguf=False)
         if self.found.norm_from_one and path.endswith(("norm", "after")):
             return self._typed(self.read(key).float() + 1.0)
-        if self.found.fused and path in (*_TURNED, "attention.v", "mlp.gate", "mlp.up"):
+        if self.found.fused and path in _FUSED:
             fused = key.replace(
                 path.split(".")[1] + "_proj", "qkv_proj" if "attention" in path else "gate_up_proj"
             )
             begin, end = _rows(self.config, path)
-            return self._typed(self.read(fused)[begin:end])
+            return self.matrix(fused)[begin:end]
         if not path.startswith(_EXPERTS):
-            return self._typed(self.read(key))
+            return self.matrix(key)
         if not self.found.stacked:
-            count = like.shape[0]
-            return webtorch.stack(
-                [self._typed(self.read(key.replace("{e}", str(e)))) for e in range(count)]
-            )
+            experts = [self.matrix(key.replace("{e}", str(e))) for e in range(like.shape[0])]
+            return _each(experts, webtorch.stack)
         # (experts, inputs, outputs), gates and values in turns (gpt-oss).
         whole = key.removesuffix(f".{kind}")
         if kind == "weight" and self._name(f"{whole}_blocks") in self.records:
@@ -257,6 +289,16 @@ def weight_bytes(reader: GGUFReader, dtype: DType, packed: bool) -> int:
     return total
 
 
+def packed_bytes(folder: FilePath) -> int | None:
+    """Return how much memory the weights of a folder take that are packed in it; None where they are floats."""
+    found = [
+        r
+        for file in weights.shards(folder)
+        for r in safetensors.load_file(file, allow_misaligned=True).values()
+    ]
+    return None if all("float" in r.dtype for r in found) else sum(r.nbytes for r in found)
+
+
 def named_weights(model: Model) -> Iterator[tuple[str, Tensor | PackedTensor]]:
     """Yield the names and the weights of a model, also of layers that keep them packed.
 
@@ -276,41 +318,45 @@ def named_weights(model: Model) -> Iterator[tuple[str, Tensor | PackedTensor]]:
 
 
 def quantize_(model: Model, format: str) -> Model:
-    """Pack the matrices of a model in place, all but routers and those whose rows blocks do not fill; return it.
+    """Pack the matrices of a model in place, all but routers and those whose rows no blocks fill; return it.
 
-    format: a name of `webtorch.quantization.FORMATS` that is written here (Q8_0, Q4_0, ...). Raises ValueError for
-    others.
+    format: a name of `webtorch.quantization.FORMATS` that is written here (Q8_0, Q4_K, ...), or a mix of llama.cpp's
+    (Q4_K_M, ...). Raises ValueError for others.
     """
-    if format not in PACKING:
-        raise ValueError(f"quantize_: {format!r} is not written here; {', '.join(PACKING)} are")
+    choose = chooser(format, model.config)
     for name, weight in list(named_weights(model)):
-        path = name.removesuffix(".weight")
-        if not isinstance(weight, Tensor) or name == path or weight.ndim < 2:
-            continue
-        filled = weight.shape[-1] % FORMATS[format].elements == 0
-        if filled and not path.endswith(("router", "shared_gate")):
-            put_packed(model, path, quantize(weight, format))
+        if isinstance(weight, Tensor):
+            found = choose(_gguf_name(model.config, name), weight.shape)
+            if found is not None:
+                put_packed(model, name.removesuffix(".weight"), quantize(weight, found))
     return model
 
 
-def _written(model: Model) -> Iterator[tuple[str, Tensor | PackedTensor]]:
-    """Yield what a GGUF file of a model holds: names and tensors."""
-    config = model.config
+def _gguf_name(config: Config, name: str) -> str:
+    """Return what a file calls a weight, or the one that it is a part of there."""
+    number, path, kind = parts(name)
+    if architecture(config).fused and path in _FUSED:
+        return f"blk.{number}.{_FUSED[path]}.{kind}"
+    return architecture(config).weight(name, gguf=True)
+
+
+def _written(
+    config: Config, named: Iterable[tuple[str, Tensor | PackedTensor]]
+) -> Iterator[tuple[str, Tensor | PackedTensor]]:
+    """Yield what a GGUF file of a model holds, names and tensors, for its weights."""
     found = architecture(config)
     waiting: dict[str, list[Tensor | PackedTensor]] = {}
-    for name, t in named_weights(model):
-        number, path, kind = parts(name)
-        key = found.weight(name, gguf=True)
+    for name, t in named:
+        _, path, _ = parts(name)
+        key = _gguf_name(config, name)
         if isinstance(t, Tensor) and (t.ndim == 1 or path == "mlp.shared_gate"):
             t = t.float()
         if found.permuted and path in _TURNED:
             heads = getattr(config, _TURNED[path])
             t = _each([t], functools.partial(_permuted, heads))
-        if found.fused and path in (*_TURNED, "attention.v", "mlp.gate", "mlp.up"):
-            wanted, whole = (3, "attn_qkv") if "attention" in path else (2, "ffn_up")
-            key = f"blk.{number}.{whole}.{kind}"
+        if found.fused and path in _FUSED:
             waiting.setdefault(key, []).append(t)
-            if len(waiting[key]) < wanted:
+            if path not in ("attention.v", "mlp.up"):
                 continue
             t = _each(waiting.pop(key), webtorch.cat)
         yield key, t.reshape(-1) if isinstance(t, Tensor) and path == "mlp.shared_gate" else t
@@ -333,4 +379,30 @@ def save(model: Model, path: FilePath, metadata: dict[str, Any] | None = None) -
     Matrices keep their type, packed ones too; vectors are float32, as llama.cpp has them. Raises GGUFError for types
     that the format lacks.
     """
-    save_gguf(dict(_written(model)), path, {**gguf_metadata(model.config), **(metadata or {})})
+    found = dict(_written(model.config, named_weights(model)))
+    save_gguf(found, path, {**gguf_metadata(model.config), **(metadata or {})})
+
+
+def save_quantized(
+    config: Config,
+    source: Weights,
+    path: FilePath,
+    format: str,
+    metadata: dict[str, Any] | None = None,
+) -> None:
+    """Write a GGUF file of weights as they come from their file, packed as by `quantize_`, one after the other.
+
+    Raises as `quantize_` and `save`.
+    """  # fmt: skip
+    choose = chooser(format, config)
+    with webtorch.device("meta"):
+        empty = dict(Model(config).named_parameters())
+        shapes = {key: tuple(t.shape) for key, t in _written(config, empty.items())}
+
+    def read() -> Iterator[tuple[str, Tensor | PackedTensor]]:
+        """Yield what is written."""
+        for key, t in _written(config, ((n, source.weight(n, e)) for n, e in empty.items())):
+            kind = choose(key, t.shape) if isinstance(t, Tensor) else None
+            yield key, t if kind is None or isinstance(t, PackedTensor) else quantize(t, kind)
+
+    write_gguf(shapes, read(), path, {**gguf_metadata(config), **(metadata or {})})
