@@ -453,8 +453,8 @@ class ProcessGroup:
         is_message: bool = False,
         root: int | None = None,
     ) -> Work:
-        """Begin a collective: `issue(gloo, exchange)` gives it to Gloo and returns Gloo's work. `root`: whose tensor all
-        get, where they do.
+        """Begin a collective: `issue(gloo, exchange)` gives it to Gloo and returns Gloo's work. `root`: whose tensor
+        all get, where they do.
         """
         gloo = self.gloo()
         exchange = Exchange(
