@@ -3,6 +3,7 @@
 from webtorch.llm import lora
 from webtorch.llm.config import Config, ModelError, Rope
 from webtorch.llm.examples import DataError
+from webtorch.llm.exporting import export
 from webtorch.llm.finetuning import Finetuning, Progress, finetune
 from webtorch.llm.language import Answer, LanguageModel, load
 from webtorch.llm.loading import load_model, read_config
@@ -16,5 +17,5 @@ from webtorch.llm.weights import quantize_, save
 __all__ = [
     "Answer", "Cache", "Config", "ContextFullError", "DataError", "Finetuning", "LanguageModel", "Model",
     "ModelError", "Needs", "Progress", "Rope", "Sampling", "Session", "Steps", "TemplateError", "cache_bytes",
-    "empty_cache", "finetune", "load", "load_model", "lora", "needs", "quantize_", "read_config", "save",
+    "empty_cache", "export", "finetune", "load", "load_model", "lora", "needs", "quantize_", "read_config", "save",
 ]  # fmt: skip

@@ -333,11 +333,10 @@ async function requestAdapter() {
 }
 
 /** Whether an adapter is a program on the processor: other kernels are fast there than on a graphics card. */
-function isSoftware({ info = {}, isFallbackAdapter }) {
+export function isSoftware({ info = {}, isFallbackAdapter }) {
   const { vendor, architecture, description } = info;
   return Boolean(isFallbackAdapter || info.isFallbackAdapter || /swiftshader|llvmpipe|lavapipe|basic render/i.test(`${vendor} ${architecture} ${description}`));
 }
-
 
 /** Return what a program needs and an adapter has not, in words. */
 function tooLittle(adapter, { limits = {}, features = [] }) {
