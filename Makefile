@@ -158,9 +158,9 @@ packages: $(VENV)/.full
 	$(BIN)/python -m pip install --quiet --target "$(CACHE)/packages" --no-deps -r tests/packages/requirements.txt
 	PYTHONPATH="$(CACHE)/packages" $(BIN)/python -m tests.packages.run $(PACKAGES)
 
-# The site. REPOSITORY_URL=https://... gives links to the sources.
+# The site. REPOSITORY_URL=https://... gives links to the sources; LIVE=1 runs the examples that write pages, too.
 docs: $(VENV)/.docs pyodide
-	NO_MKDOCS_2_WARNING=1 WEBTORCH_CACHE_DIR="$(CACHE)/webtorch" $(BIN)/python -m mkdocs build --quiet --strict
+	LIVE=$(LIVE) NO_MKDOCS_2_WARNING=1 WEBTORCH_CACHE_DIR="$(CACHE)/webtorch" $(BIN)/python -m mkdocs build --quiet --strict
 	@echo build/site/index.html
 
 docs-serve: $(VENV)/.docs

@@ -1,15 +1,19 @@
 """Hooks of MkDocs (mkdocs.yml): pages of the reference and of the examples, pages that lie elsewhere, Run buttons.
 
 `make docs` builds the site. Nothing is fetched for it but, where npm is and once, the package that Python in the
-reader's tab is made of; where that cannot be had, the pages have no Run buttons.
+reader's tab is made of; where that cannot be had, the pages have no Run buttons. `make docs LIVE=1` also runs the
+examples that write pages, which takes some minutes, and shows each page beside its program.
 """
 
 from __future__ import annotations
 
 import fnmatch
 import logging
+import os
 import posixpath
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,10 @@ ELSEWHERE = {
     "examples/index.md": "examples/README.md",
 }
 _LINK = re.compile(r"\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
+# An example that writes a page says so where it says how it is run.
+_WRITES_A_PAGE = "webtorch serve site"
 _playground = False
+_live = os.environ.get("LIVE", "") not in ("", "0")
 
 
 def examples() -> list[Path]:
@@ -78,9 +85,15 @@ def on_files(files: Any, config: Any) -> Any:
         if path.suffix == ".md":
             files.append(File.generated(config, page, abs_src_path=str(path)))
             continue
-        text = (
-            f"# {path.stem.replace('_', ' ')}\n\n```python\n{path.read_text(encoding='utf-8')}```\n"
-        )
+        program = path.read_text(encoding="utf-8")
+        shown = ""
+        if _live and _WRITES_A_PAGE in program:
+            live = f"live/{path.stem}/index.html"
+            shown = (
+                f'<iframe class="live" src="{live}" title="{path.stem}" allow="camera; microphone">'
+                f'</iframe>\n<p><a href="{live}">The page by itself</a></p>\n\n'
+            )
+        text = f"# {path.stem.replace('_', ' ')}\n\n{shown}```python\n{program}```\n"
         files.append(File.generated(config, page, content=text))
     return files
 
@@ -113,6 +126,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     if _playground and any(fnmatch.fnmatch(uri, pattern) for pattern in config.extra["run"]):
         argv = ""
         if source.endswith(".py"):
+            if _WRITES_A_PAGE in markdown:
+                return markdown
             # Programs of the gallery take their device from the command line.
             words = [f"'{posixpath.basename(source)}'", "'--quick'", "'--device'"]
             argv = (
@@ -123,6 +138,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_build(config: Any) -> None:
-    """Write the playground, which runs the pages' programs."""
+    """Write the playground, which runs the pages' programs, and the pages that examples write."""
+    site = Path(config.site_dir)
     if _playground:
-        build_playground(Path(config.site_dir) / "playground")
+        build_playground(site / "playground")
+    for path in examples() if _live else []:
+        if _WRITES_A_PAGE in path.read_text(encoding="utf-8"):
+            page = (site / path.relative_to(ROOT)).parent / "live" / path.stem
+            subprocess.run([sys.executable, str(path), str(page)], check=True)

@@ -14,11 +14,15 @@ import argparse
 import itertools
 import math
 import random
+import sys
 from typing import NamedTuple
 
 import webtorch as torch
 from webtorch import Tensor, nn
 from webtorch.nn import functional as F
+
+# A bar that moves on a terminal, lines elsewhere.
+END = "\r" if sys.stdout.isatty() else "\n"
 
 RATE, LENGTH = 8000, 8000  # samples a second, and of a word with the silence around it
 WINDOW, HOP, BANDS, WIDTH = 256, 80, 40, 48
@@ -190,8 +194,10 @@ def train(steps: int) -> tuple[Listener, list[float]]:
     for step in range(steps):
         losses.append(update(*batch(draw, BATCH)).item())
         schedule.step()
-        done = 30 * (step + 1) // steps
-        print(f"\r[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end="", flush=True)
+        if (done := 30 * (step + 1) // steps) > 30 * step // steps:
+            print(
+                f"[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end=END, flush=True
+            )
     print()
     return model, losses
 

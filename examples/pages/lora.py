@@ -12,12 +12,16 @@ from __future__ import annotations
 import argparse
 import ast
 import random
+import sys
 import sysconfig
 from pathlib import Path
 
 import webtorch as torch
 from webtorch import Tensor, nn
 from webtorch.nn import functional as F
+
+# A bar that moves on a terminal, lines elsewhere.
+END = "\r" if sys.stdout.isatty() else "\n"
 
 LETTERS = "\n" + "".join(map(chr, range(32, 127)))
 WIDTH, HEADS, LAYERS, CONTEXT, RANK = 128, 4, 3, 80, 8
@@ -135,8 +139,10 @@ def train(steps: int) -> tuple[GPT, list[float]]:
     for step in range(steps):
         losses.append(update(*windows(codes, draw, BATCH)).item())
         schedule.step()
-        done = 30 * (step + 1) // steps
-        print(f"\r[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end="", flush=True)
+        if (done := 30 * (step + 1) // steps) > 30 * step // steps:
+            print(
+                f"[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end=END, flush=True
+            )
     print()
     return model, losses
 

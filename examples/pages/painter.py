@@ -12,10 +12,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 
 import webtorch as torch
 from webtorch import Tensor, nn
 from webtorch.nn import functional as F
+
+# A bar that moves on a terminal, lines elsewhere.
+END = "\r" if sys.stdout.isatty() else "\n"
 
 HEIGHT, WIDTH = 120, 160  # of what the page paints
 SMALL = (72, 96)  # of pictures to learn from
@@ -227,8 +231,10 @@ def train(steps: int) -> tuple[Painter, list[float]]:
         which = (torch.arange(BATCH) + step) % len(STYLES)
         losses.append(update(scenes(BATCH), which).item())
         schedule.step()
-        done = 30 * (step + 1) // steps
-        print(f"\r[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end="", flush=True)
+        if (done := 30 * (step + 1) // steps) > 30 * step // steps:
+            print(
+                f"[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end=END, flush=True
+            )
     print()
     return model, losses
 

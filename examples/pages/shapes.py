@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 
 import webtorch as torch
 from webtorch import Tensor, nn
 from webtorch.nn import functional as F
+
+# A bar that moves on a terminal, lines elsewhere.
+END = "\r" if sys.stdout.isatty() else "\n"
 
 SIDE, WIDTH = 16, 24
 KINDS = ("disc", "ring", "square", "triangle")
@@ -146,8 +150,10 @@ def train(steps: int) -> tuple[UNet, list[float]]:
     for step in range(steps):
         losses.append(update(*batch(BATCH)).item())
         schedule.step()
-        done = 30 * (step + 1) // steps
-        print(f"\r[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end="", flush=True)
+        if (done := 30 * (step + 1) // steps) > 30 * step // steps:
+            print(
+                f"[{'#' * done:30}] {step + 1}/{steps}  loss {losses[-1]:.3f}", end=END, flush=True
+            )
     print()
     return model, losses
 

@@ -11,6 +11,7 @@ import torch
 
 from tests.cpu import harness
 from webtorch.ir import expr as ex
+from webtorch.ir.checks import first_checks
 from webtorch.ir.dtype import (
     DType,
     bfloat16,
@@ -784,6 +785,19 @@ def test_failed_check_is_noted(execution: str) -> None:
     status = np.zeros(2, np.int64)
     runner.run(buffers, (), status)
     assert status.tolist() == [4, -11]
+
+
+def test_an_index_of_parts_that_are_shared_is_seen_once() -> None:
+    """Written out, this one has 2 ** 60 parts."""
+
+    def kernel(slot: int) -> Kernel:
+        index = ex.load(slot, int64, ex.index(0, 5))
+        for _ in range(60):
+            index = index + index
+        slots = (harness.slot(int64, 5),) * 2
+        return Kernel("check", (5,), (), slots, (), (), (), (Check(index, 10, 3),))
+
+    assert first_checks([(kernel(0), (7, 8)), (kernel(1), (8, 7)), (kernel(1), (7, 8))]) == {0, 2}
 
 
 @pytest.mark.parametrize("bad", [None, 0, 77, 699])

@@ -225,6 +225,19 @@ def test_gradient_of_a_beta_number_is_that_of_its_quantile(dtype: str) -> None:
     np.testing.assert_allclose(got.numpy(), wanted / (1 - x), rtol=5e-3)
 
 
+def test_gradient_of_a_beta_number_of_a_small_and_a_large_count() -> None:
+    """In float32, too: near 1, where a sum of the counts has lost most of the small one."""
+    webtorch.manual_seed(0)
+    a = webtorch.full((40,), 100.0, requires_grad=True)
+    x = d.Beta(a, webtorch.full((40,), 0.01)).rsample()
+    x.sum().backward()
+    at = torch.from_numpy(x.detach().numpy()).double()
+    counts = torch.full_like(at, 100.0)
+    wanted = torch._dirichlet_grad(at, counts, counts + 0.01) * (1 - at)
+    assert a.grad is not None
+    np.testing.assert_allclose(a.grad.numpy(), wanted.numpy(), rtol=2e-3, atol=1e-12)
+
+
 REPARAMETERISED: dict[str, Callable[[Any, Any, Any], Any]] = {
     "gamma": lambda d, a, b: d.Gamma(a, b),
     "beta": lambda d, a, b: d.Beta(a, b),

@@ -436,3 +436,19 @@ def test_a_tangent_of_an_embedding_is_read_like_its_rows(options: dict[str, Any]
         return [*tangent.flatten().tolist(), *w.grad.tolist()]
 
     assert run(webtorch) == pytest.approx(run(torch), rel=1e-12)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_an_argument_that_is_written_within_owes_nothing_to_the_transform(mapped: bool) -> None:
+    def run(t: Any) -> list[Any]:
+        x, y = t.tensor([[1.0, 2.0], [3.0, 4.0]]), t.tensor([[0.5, 0.2], [0.1, 0.3]])
+
+        def loss(x: Any, y: Any) -> Any:
+            x[..., :1] = y[..., :1]
+            return (x * x).sum()
+
+        grad = t.func.grad(loss, argnums=1)
+        g = (t.func.vmap(grad) if mapped else grad)(x, y)
+        return [g.tolist(), x.tolist(), g.requires_grad, x.requires_grad, x.is_leaf]
+
+    assert run(webtorch) == run(torch)

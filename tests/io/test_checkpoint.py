@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -240,3 +241,14 @@ def test_a_module_is_refused_with_the_fix(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"save its state_dict\(\)"):
         webtorch.save({"model": webtorch.nn.Linear(1, 1)}, tmp_path / "a.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_file_of_tensors_is_refused_as_pytorch_does(tmp_path: Path) -> None:
+    for content, kind in (
+        (b"", EOFError),
+        (b"hello world, this is no file", pickle.UnpicklingError),
+    ):
+        with pytest.raises(kind):
+            webtorch.load(io.BytesIO(content))
+    with pytest.raises(RuntimeError, match=r"Parent directory .*nowhere does not exist\."):
+        webtorch.save(webtorch.ones(1), tmp_path / "nowhere" / "a.pt")

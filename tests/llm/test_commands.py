@@ -73,6 +73,8 @@ def test_quantize_writes_a_smaller_model(
     assert target.stat().st_size < 0.6 * trained.stat().st_size
     assert cli.main(["generate", str(target), "def ", "--device", "cpu", "--max-tokens", "2"]) == 0
     assert cli.main(["quantize", str(trained), str(target), "--format", "Q8_K"]) == 1
+    assert "and the mixes" in capsys.readouterr().err
+    assert cli.main(["quantize", str(trained), str(target), "--format", "Q4_K_M"]) == 0
 
 
 def test_an_adapter_is_taken_and_merged(

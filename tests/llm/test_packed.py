@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ import webtorch
 from tests.llm.models import TOKENS, folder, reference
 from webtorch.io import GGUFReader
 from webtorch.llm import (
+    Config,
     ModelError,
+    Rope,
     Sampling,
     Session,
     Steps,
@@ -26,7 +29,9 @@ from webtorch.llm import (
     read_config,
     save,
 )
-from webtorch.llm.weights import weight_bytes
+from webtorch.llm.loading import open_weights
+from webtorch.llm.mixes import chooser
+from webtorch.llm.weights import save_quantized, weight_bytes
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -65,10 +70,44 @@ def test_models_are_packed_here_as_by_others(name: str, tmp_path: Path) -> None:
     save(model, plain)
     quantised(plain, theirs, gguf.GGMLQuantizationType.Q4_0)
     save(quantize_(model, "Q4_0"), ours)
+    streamed = tmp_path / "streamed.gguf"
+    save_quantized(*open_weights(plain, "cpu", None, packed=False), streamed, "Q4_0")
+    assert streamed.read_bytes() == ours.read_bytes()
     found = {t.name: (t.tensor_type, bytes(t.data)) for t in gguf.GGUFReader(ours).tensors}
     wanted = {t.name: (t.tensor_type, bytes(t.data)) for t in gguf.GGUFReader(theirs).tensors}
     assert {k: v[0] for k, v in found.items()} == {k: v[0] for k, v in wanted.items()}
     assert [k for k in wanted if found[k] != wanted[k]] == []
+
+
+def test_mixes_choose_as_llama_cpp() -> None:
+    config = Config("llama", 96, 256, 512, 16, 4, 2, 64, 64, rope=Rope(dim=64))
+
+    def kinds(name: str, config: Config, part: str, width: int = 256) -> str:
+        """Return the first letters and numbers of what the layers get."""
+        choose = chooser(name, config)
+        found = [choose(f"blk.{i}.{part}.weight", (8, width)) for i in range(16)]
+        return " ".join(str(k).removesuffix("_K") for k in found)
+
+    more = "Q6 Q6 Q4 Q4 Q6 Q4 Q4 Q6 Q4 Q4 Q6 Q4 Q4 Q6 Q6 Q6"
+    for part, wanted in {"attn_v": more, "ffn_down": more, "attn_k": "Q4 " * 16}.items():
+        assert kinds("Q4_K_M", config, part) == wanted.strip()
+    assert kinds("Q5_K_M", config, "attn_v") == more.replace("Q4", "Q5")
+    assert kinds("Q4_K_M", config, "ffn_down", 96).split()[:3] == ["Q8_0", "Q8_0", "Q5_0"]
+    assert kinds("Q4_K_S", config, "ffn_down").split()[:3] == ["Q5", "Q5", "Q4"]
+    assert kinds("Q3_K_M", config, "attn_v").split()[:3] == ["Q5", "Q5", "Q4"]
+    assert kinds("Q3_K_M", config, "attn_output") == " ".join(["Q4"] * 16)
+    choose = chooser("Q4_K_M", config)
+    assert [choose(f"{n}.weight", (96, 256)) for n in ("output", "token_embd")] == ["Q6_K", "Q4_K"]
+    tied = dataclasses.replace(config, tie_word_embeddings=True)
+    assert chooser("Q4_K_M", tied)("token_embd.weight", (96, 96)) == "Q8_0"
+    for small in ("blk.0.attn_norm", "blk.0.ffn_gate_inp"):
+        assert choose(f"{small}.weight", (256,) if "norm" in small else (8, 256)) is None
+    eight = dataclasses.replace(config, num_experts=8, num_experts_per_tok=2)
+    assert kinds("Q4_K_M", eight, "attn_v").split()[0] == "Q8_0"
+    assert kinds("Q4_K_M", eight, "attn_output").split()[0] == "Q5"
+    assert chooser("Q4_0", config)("blk.0.attn_v.weight", (8, 40)) is None
+    with pytest.raises(ValueError, match=r"'Q9' is not written here; .*, and the mixes Q3_K_S"):
+        chooser("Q9", config)
 
 
 @pytest.mark.parametrize(

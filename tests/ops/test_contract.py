@@ -380,9 +380,8 @@ def test_the_message_of_matmul_says_what_to_do() -> None:
     with pytest.raises(RuntimeError) as caught:
         a @ b
     assert str(caught.value) == (
-        "matmul: cannot multiply (2, 3) by (4, 3): mat1 and mat2 shapes cannot be multiplied (2x3 and 4x3): "
-        "dim -1 of the first "
-        "is 3, dim -2 of the second is 4. Did you mean b.transpose(-2, -1)?"
+        "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x3): matmul of (2, 3) and (4, 3), "
+        "dim -1 of the first is 3, dim -2 of the second is 4. Did you mean b.transpose(-2, -1)?"
     )
 
 

@@ -187,3 +187,38 @@ def test_gradients_through_other_layouts() -> None:
     assert ours[2] == theirs[2]
     torch.testing.assert_close(torch.tensor(ours[0]), torch.tensor(theirs[0]))
     torch.testing.assert_close(torch.tensor(ours[1]), torch.tensor(theirs[1]))
+
+
+GRADIENTS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "conv2d": lambda t, x, w: t.nn.functional.conv2d(x, w),
+    "conv_transpose2d": lambda t, x, w: t.nn.functional.conv_transpose2d(x, w),
+    "avg_pool2d": lambda t, x, w: t.nn.functional.avg_pool2d(x, 2) * w.sum(),
+    "max_pool2d": lambda t, x, w: t.nn.functional.max_pool2d(x, 2) * w.sum(),
+    "group_norm": lambda t, x, w: t.nn.functional.group_norm(x, 2) * w.sum(),
+    "batch_norm": lambda t, x, w: (
+        t.nn.functional.batch_norm(x, None, None, training=True) * w.sum()
+    ),
+    "interpolate": lambda t, x, w: t.nn.functional.interpolate(x, scale_factor=2) * w.sum(),
+    "conv2d of exp": lambda t, x, w: t.nn.functional.conv2d(x.exp(), w),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("inner", ["both", "images", "weight", "none"])
+def test_gradients_of_images_lie_as_pytorchs_do(name: str, inner: str) -> None:
+    """Channels lie innermost where they do in an operand of a layer."""
+    found = []
+    for t in (torch, webtorch):
+        x = t.arange(288.0).reshape(2, 4, 6, 6).sin()
+        w = t.arange(144.0).reshape(4, 4, 3, 3).cos()
+        if inner in ("both", "images"):
+            x = x.to(memory_format=t.channels_last)
+        if inner in ("both", "weight"):
+            w = w.to(memory_format=t.channels_last)
+        x.requires_grad_(), w.requires_grad_()
+        y = GRADIENTS[name](t, x, w)
+        g, h = t.autograd.grad((y * y).sum(), (x, w))
+        sizes = ["conv" in name and h.stride(), g.stride()]
+        found.append((sizes, g))
+    assert found[0][0] == found[1][0]
+    assert found[1][1].allclose(webtorch.tensor(found[0][1].tolist()), atol=1e-4, rtol=1e-4)

@@ -26,6 +26,8 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from webtorch.distributed import shared
+from webtorch.runtime import arrivals
+from webtorch.runtime.realize import Runtime
 
 RANKS = 2
 DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool")
@@ -353,6 +355,40 @@ def _put() -> list[str]:
     return names
 
 
+def _events() -> list[str]:
+    """Return what the thread that computes does in a step: wait for the other, or run a program, perhaps "known"."""
+    torch.manual_seed(0)
+    layers = [m for _ in range(8) for m in (nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU())]
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).to("webgpu"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, events = torch.randn(4, 8).to("webgpu"), []
+    me, places = threading.get_ident(), ((arrivals, "settle"), (Runtime, "_run"))
+
+    def noted(name: str, original: Any) -> Any:
+        def call(*args: Any) -> Any:
+            if threading.get_ident() == me:
+                known = name == "_run" and args[3] is not None and args[3].known is not None
+                events.append("known" if known else name.strip("_"))
+            return original(*args)
+
+        return call
+
+    for turn in range(12):
+        if turn == 10:
+            before = [getattr(of, name) for of, name in places]
+            for (of, name), original in zip(places, before, strict=True):
+                setattr(of, name, noted(name, original))
+        if turn == 11:
+            events.clear()
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for (of, name), original in zip(places, before, strict=True):
+        setattr(of, name, original)
+    return events
+
+
 MODELS = ("ddp", "views", "accumulated", "bfloat16", "PowerSGD", "fsdp", "tensor parallel")
 
 
@@ -425,6 +461,7 @@ def run(rank: int, folder: Path) -> None:
     found["kept"] = _kept()
     gc.enable()
     found["put by"] = _put()
+    found["events"] = _events()
     found["norm"] = _synchronized()
     found["DTensor"] = _split()
     (folder / f"{rank}.json").write_text(json.dumps(found))

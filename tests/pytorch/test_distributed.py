@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 import torch.distributed as dist
 
 from tests.pytorch.ranks import COLLECTIVES, MODELS, RANKS
+from webtorch.pytorch import copying, device
+from webtorch.runtime.arrivals import Arrival
 from webtorch_autoload.device import module
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +77,32 @@ def test_sums_hold_no_memory_when_they_are_there(found: Found) -> None:
 def test_what_is_sent_is_copied_before_what_is_computed_next(found: Found) -> None:
     # By the thread that computes: in a thread of its own it would come after all that is enqueued meanwhile.
     assert all(each["put by"] == ["MainThread"] * 6 for each in found)
+
+
+def test_a_program_is_known_before_it_is_waited_for(found: Found) -> None:
+    for rank, each in enumerate(found):
+        events = each["events"]
+        assert all(now == "known" for before, now in pairwise(events) if before == "settle")
+        # The first process sends its buffers before it waits for gradients; then an optimizer's step with a forward
+        # pass, and a backward pass.
+        assert (events[0] == "run") == (rank == 0)
+        assert len(events) - events.count("settle") == (2 if rank else 3)
+
+
+def test_what_waits_reads_what_was_there(webgpu: str) -> None:
+    x, coming = torch.arange(4.0).to(webgpu), torch.zeros(4, device=webgpu)
+    arrival = Arrival()
+    device.runtime().arriving.append(arrival)
+    copying.expect(coming, arrival)
+    late = x * 2 + coming
+    x += 1
+    first = torch.ones(3, device=webgpu) * 3
+    copying.compute_first(first)
+    assert device.memory_of(first).held.node.kind == "buffer"
+    assert device.memory_of(late).held.node.kind != "buffer"
+    sent = copying.upload(torch.ones(4), device.TO_WEBTORCH[torch.float32])
+    arrival.come(sent._storage.node.buffer)
+    assert [late.tolist(), x.tolist()] == [[1, 3, 5, 7], [1, 2, 3, 4]]
 
 
 def test_a_process_of_several_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

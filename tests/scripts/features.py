@@ -92,12 +92,14 @@ def compiled(running: Any, step: int, x: Any) -> Any:
 
 @_into(FORWARD)
 def compiled_function(running: Any, step: int, x: Any) -> Any:
+    # The sum is none of what is saved: compiled functions do not refuse that their results are written before they are
+    # differentiated, which PyTorch does where it has saved them.
     if not _can_be_compiled(running):
-        return running.model(x * 2).tanh()
+        return running.model(x * 2).tanh() + 0.1
     made = vars(running).setdefault("compiled_function", [None, None])
     if made[0] is not running.model:
         model = running.model
-        made[:] = model, running.torch.compile(lambda x: model(x * 2).tanh())
+        made[:] = model, running.torch.compile(lambda x: model(x * 2).tanh() + 0.1)
     return made[1](x)
 
 
@@ -126,8 +128,9 @@ def inference(running: Any, step: int, x: Any) -> Any:
 
 @_into(FORWARD)
 def compiled_then_written(running: Any, step: int, x: Any) -> Any:
-    # What a compiled function gives is differentiated outside, and written in place before.
-    out = compiled(running, step, x) if _can_be_compiled(running) else running.model(x)
+    # What a compiled function gives is differentiated outside, and written in place before. It is no view.
+    hooked = running.everywhere.get("hook-modules")
+    out = running.model(x) if hooked else compiled(running, step, x)
     twice = out * 2
     try:
         out[:, 0] = twice[:, 1] * 0.5
@@ -206,6 +209,9 @@ def mapped_gradient(running: Any, step: int, x: Any, out: Any) -> Any:
 @_into(CHANGED)
 def functional_gradient(running: Any, step: int, x: Any, out: Any) -> Any:
     torch, model = running.torch, running.model
+    if running.everywhere.get("hook-modules"):
+        # PyTorch refuses full backward hooks there.
+        return out
     given = {n: p.detach() for n, p in _named(running).items()}
 
     buffers = {n: b.clone() for n, b in model.named_buffers()}

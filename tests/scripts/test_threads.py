@@ -171,3 +171,27 @@ def test_a_thread_reads_what_is_given_while_a_graph_is_made() -> None:
         joined(thread)
         assert follower().counts["left"] > 10
     assert set(found) == {True}
+
+
+def test_what_another_thread_computes_is_not_laid_at_the_next_calls_door() -> None:
+    def run(on: bool) -> list[Any]:
+        torch.manual_seed(3)
+        x = torch.ones(2, 3)
+        p, near, seen = nn.Parameter(x * 0.3), x * 3, []
+        optimizer = torch.optim.SGD([p], lr=0.03)
+        with scripts(on) as follower:
+            for _ in range(8):
+                p.detach().flatten().tolist()
+                thread = threading.Thread(target=lambda: (near * 2).tolist())
+                thread.start()
+                thread.join()
+                # It waits for nothing, and its numbers are drawn within the run.
+                z = torch.nn.functional.dropout(x, 0.4)
+                z.mul_(0.5)
+                ((p * 2).tanh().square().sum() / 3).backward()
+                optimizer.step()
+                seen.append(z)
+            assert not on or follower().counts["followed"] > 2
+        return [z.flatten().tolist() for z in seen]
+
+    assert run(True) == run(False)

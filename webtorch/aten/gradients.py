@@ -24,7 +24,7 @@ from webtorch.aten.table import FUNCTIONS, Function, Sizes, aten, op
 from webtorch.functions.pooling import max_pool_backward
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import numel
-from webtorch.ops.layout import channels_last_as, of_operands
+from webtorch.ops.layout import ChannelsLastAs, of_operands
 from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, conjugate, copy, fill, scatter
 from webtorch.ops.record import TABLE, Elementwise, slope
@@ -229,7 +229,7 @@ def _layer_norm(
 
 @aten(
     "native_group_norm_backward",
-    layout=channels_last_as(1),
+    layout=ChannelsLastAs(1),
 )
 def _group_norm(
     g: Tensor,
@@ -281,7 +281,7 @@ def _batch_norm(
     return gx, *_sums(wide, unit, dims, (x._shape[1],), like, mask)
 
 
-@aten("native_batch_norm_backward", layout=channels_last_as(1))
+@aten("native_batch_norm_backward", layout=ChannelsLastAs(1))
 def _native_batch_norm(
     g: Tensor,
     x: Tensor,
@@ -301,7 +301,7 @@ def _native_batch_norm(
     )
 
 
-@aten("batch_norm_backward", layout=channels_last_as(1))
+@aten("batch_norm_backward", layout=ChannelsLastAs(1))
 def _batch_norm_with_reserve(
     g: Tensor,
     x: Tensor,
@@ -325,7 +325,7 @@ def _batch_norm_with_reserve(
 
 @aten(
     "convolution_backward_overrideable",
-    layout=channels_last_as(1, 2),
+    layout=ChannelsLastAs(1, 2),
     direct=("convolution_backward_overrideable",),
 )
 def _convolution(
@@ -411,13 +411,13 @@ def _avg_pool(rank: int) -> Function:
 
 
 for _rank in (2, 3):
-    _layout = channels_last_as(1) if _rank == 3 else None
+    _layout = ChannelsLastAs(1) if _rank == 3 else None
     aten(f"max_pool{_rank}d_with_indices_backward", layout=_layout)(_max_pool(_rank))
     FUNCTIONS[f"avg_pool{_rank}d_backward"] = _avg_pool(_rank)
     FUNCTIONS[f"adaptive_max_pool{_rank}d_backward"] = to_maxima(_rank)
 
 
-@aten("_adaptive_avg_pool2d_backward", "adaptive_avg_pool2d_backward", layout=channels_last_as(1))
+@aten("_adaptive_avg_pool2d_backward", "adaptive_avg_pool2d_backward", layout=ChannelsLastAs(1))
 def _adaptive_avg_pool2d(g: Tensor, x: Tensor) -> Tensor:
     return pullback(lambda y: adaptive_avg_pool2d(y, g._shape[-2:]), (x,), g)[0]
 
@@ -433,7 +433,7 @@ def _padding(mode: str) -> Function:
 
 
 for _rank in (1, 2, 3):
-    _layout = None if _rank == 1 else channels_last_as(1)
+    _layout = None if _rank == 1 else ChannelsLastAs(1)
     aten(f"reflection_pad{_rank}d_backward", layout=_layout)(_padding("reflect"))
     aten(f"replication_pad{_rank}d_backward", layout=_layout)(_padding("replicate"))
 

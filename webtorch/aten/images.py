@@ -8,7 +8,7 @@ from typing import Any
 from webtorch.aten.table import Function, Sizes, aten, op
 from webtorch.functions.resize import resized
 from webtorch.ir.view import numel
-from webtorch.ops.layout import channels_last_as
+from webtorch.ops.layout import ChannelsLastAs
 from webtorch.ops.primitive import fill
 from webtorch.tensors.tensor import Tensor
 
@@ -16,7 +16,7 @@ from webtorch.tensors.tensor import Tensor
 @aten(
     "convolution",
     "convolution_overrideable",
-    layout=channels_last_as(0, 1),
+    layout=ChannelsLastAs(0, 1),
     direct=("convolution_overrideable",),
 )
 def convolution(
@@ -116,7 +116,7 @@ for _rank in (2, 3):
     aten(f"avg_pool{_rank}d")(avg_pool(_rank))
 
 
-@aten("_adaptive_avg_pool2d", "adaptive_avg_pool2d", layout=channels_last_as(0))
+@aten("_adaptive_avg_pool2d", "adaptive_avg_pool2d", layout=ChannelsLastAs(0))
 def adaptive_avg_pool2d(x: Tensor, output_size: Sizes) -> Tensor:
     """Average pooling to a given size."""
     return op.adaptive_avg_pool2d(x, _sizes(output_size, 2))
@@ -140,7 +140,7 @@ def adaptive_max_pool3d(x: Tensor, output_size: Sizes) -> tuple[Tensor, ...]:
     return tuple(op.adaptive_max_pool3d(x, _sizes(output_size, 3), True))
 
 
-@aten("max_unpool2d", layout=channels_last_as(0))
+@aten("max_unpool2d", layout=ChannelsLastAs(0))
 def _max_unpool2d(x: Tensor, indices: Tensor, output_size: Sequence[int]) -> Tensor:
     return _unpool(x, indices, output_size, 2)
 
@@ -194,11 +194,11 @@ for _rank in (1, 2, 3):
         # Of rows, and of reflected images, PyTorch makes it of the out= form.
         _made = _rank == 1 or (_rank, _mode) == (2, "reflect")
         _name = f"{_name}_pad{_rank}d"
-        _layout = None if _rank == 1 else channels_last_as(0)
+        _layout = None if _rank == 1 else ChannelsLastAs(0)
         aten(_name, direct=() if _made else (_name,), layout=_layout)(padding(_mode))
 
 
-@aten("constant_pad_nd", layout=channels_last_as(0), direct=("constant_pad_nd",))
+@aten("constant_pad_nd", layout=ChannelsLastAs(0), direct=("constant_pad_nd",))
 def _constant_pad_nd(x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
     return op.pad(x, tuple(pad), "constant", value)
 

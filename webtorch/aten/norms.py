@@ -9,7 +9,7 @@ from webtorch.aten.table import aten, op
 from webtorch.functions.norm import last_dims
 from webtorch.ir.dtype import DType, float32, uint8
 from webtorch.ir.view import numel
-from webtorch.ops.layout import channels_last_as
+from webtorch.ops.layout import ChannelsLastAs
 from webtorch.ops.precision import widened
 from webtorch.ops.primitive import cast_to, copy, fill
 from webtorch.tensors.tensor import Tensor
@@ -56,7 +56,7 @@ def per_channel(vector: Tensor | None, rank: int) -> Tensor | None:
 
 @aten(
     "native_group_norm",
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
     direct=("native_group_norm",),
 )
 def _native_group_norm(
@@ -127,7 +127,7 @@ def batch_norm(
     return out, mean, rstd, running_mean, running_var
 
 
-@aten("native_batch_norm", "_native_batch_norm_legit", layout=channels_last_as(0))
+@aten("native_batch_norm", "_native_batch_norm_legit", layout=ChannelsLastAs(0))
 def _native_batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -161,7 +161,7 @@ def _batch_norm_no_stats(
     return batch_norm(x, weight, bias, None, None, True, momentum, eps)[:3]
 
 
-@aten("_native_batch_norm_legit_functional", layout=channels_last_as(0))
+@aten("_native_batch_norm_legit_functional", layout=ChannelsLastAs(0))
 def _batch_norm_functional(
     x: Tensor,
     weight: Tensor | None,
@@ -180,7 +180,7 @@ def _batch_norm_functional(
     return out, mean, rstd, new_mean, new_var
 
 
-@aten("_native_batch_norm_legit_no_training", layout=channels_last_as(0))
+@aten("_native_batch_norm_legit_no_training", layout=ChannelsLastAs(0))
 def _batch_norm_no_training(
     x: Tensor,
     weight: Tensor | None,
@@ -194,7 +194,7 @@ def _batch_norm_no_training(
     return out, fill((0,), 0, float32, x.device), fill((0,), 0, float32, x.device)
 
 
-@aten("_batch_norm_with_update", layout=channels_last_as(0))
+@aten("_batch_norm_with_update", layout=ChannelsLastAs(0))
 def _batch_norm_with_update(
     x: Tensor,
     weight: Tensor | None,

@@ -299,13 +299,17 @@ def _language(commands: _Commands) -> None:
     )
     quantize = commands.add(
         "quantize",
+        on_device=True,
         help="pack the weights of a language model",
         description="Read a GGUF file, or a folder of Hugging Face's, and write a GGUF file with packed matrices.",
     )
     quantize.add_argument("model", type=Path, help="a GGUF file, or a folder with safetensors")
     quantize.add_argument("target", type=Path, help="the GGUF file to write")
     quantize.add_argument(
-        "--format", default="Q8_0", metavar="NAME", help="Q4_0, Q5_1, ... (default Q8_0)"
+        "--format",
+        default="Q8_0",
+        metavar="NAME",
+        help="Q4_0, Q6_K, ..., or a mix of llama.cpp's: Q4_K_M, ... (default Q8_0)",
     )
     _finetune(commands)
     page = commands.add(

@@ -7,15 +7,13 @@ import argparse
 from rich.console import Console
 
 from webtorch.cli.chat import in_words
-from webtorch.llm import load, quantize_
+from webtorch.llm import quantize_file
 
 
 def main(options: argparse.Namespace, console: Console) -> int:
     """Write the file, and say how large it is."""
     with in_words():
-        model = load(options.model, "cpu", packed=False)
-        quantize_(model.model, options.format)
-        model.save(options.target)
+        quantize_file(options.model, options.target, options.format, options.device)
     said = f"{options.target}: {options.format}, {options.target.stat().st_size / 1e6:,.1f} MB"
     console.print(said, highlight=False, soft_wrap=True)
     return 0

@@ -99,6 +99,13 @@ class _Transform:
             return tree
         return tree_map(lambda x: cut(x) if isinstance(x, Tensor) and x.requires_grad else x, tree)
 
+    def release(self, given: Iterable[Tensor]) -> None:
+        """Take arguments that were written off the tape again, unless they owe something to what is outside."""
+        for x in given:
+            if x.requires_grad and not self.reaches_outside([x]):
+                for t in (x,) if x._base is None else (x, x._base):
+                    t._grad_fn, t._requires_grad, t._output_nr = None, False, 0
+
 
 def _before(fn: GradFn) -> set[GradFn]:
     """Return the function and all that come before it."""
@@ -234,7 +241,14 @@ def grad_and_value(
         numbers = checked_argnums(argnums, len(args))
         with _Transform() as transform:
             starts = [tree_map(transform.start, args[n]) for n in numbers]
-            output = func(*_replaced(args, numbers, starts), **kwargs)
+            given = _replaced(args, numbers, starts)
+            others = [args[n] for n in range(len(args)) if n not in numbers]
+            plain = [
+                x
+                for x in tree_leaves((others, kwargs))
+                if isinstance(x, Tensor) and not x.requires_grad
+            ]
+            output = func(*given, **kwargs)
             output, aux = _parts(output, has_aux, "grad_and_value(f)(*args)")
             if not isinstance(output, Tensor):
                 raise RuntimeError(
@@ -253,6 +267,7 @@ def grad_and_value(
             grads = transform.leave(grads, kept)
             output = transform.leave(output, kept)
             aux = transform.leave(aux, has_aux and transform.reaches_outside(tree_leaves(aux)))
+            transform.release(plain)
         found = grads[0] if isinstance(argnums, int) else tuple(grads)
         return (found, (output, aux)) if has_aux else (found, output)
 

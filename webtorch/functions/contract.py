@@ -160,11 +160,18 @@ def _mm(a: Tensor, b: Tensor, transposed: bool, turned: bool) -> Tensor:
 def _mismatch(op: str, a: Tensor, b: Tensor) -> ShapeError:
     """Return the error for operands whose inner sizes differ."""
     x, y = tuple(a.shape), tuple(b.shape)
-    rows = "x".join(map(str, (numel(x[:-1]), x[-1])))
-    columns = "x".join(map(str, y[-2:])) if len(y) > 1 else f"{y[0]}"
+    count = numel(x[:-1])
+    if len(x) == 1 == len(y):
+        said = (
+            f"inconsistent tensor size, expected tensor {list(x)} and src {list(y)} to have the same number of "
+            f"elements, but got {x[0]} and {y[0]} elements respectively"
+        )
+    elif len(y) == 1:
+        said = f"size mismatch, got input ({count}), mat ({count}x{x[-1]}), vec ({y[0]})"
+    else:
+        said = f"mat1 and mat2 shapes cannot be multiplied ({count}x{x[-1]} and {y[-2]}x{y[-1]})"
     text = (
-        f"{op}: cannot multiply {x} by {y}: mat1 and mat2 shapes cannot be multiplied ({rows} and "
-        f"{columns}): dim -1 of the first is {x[-1]}, "
+        f"{said}: {op} of {x} and {y}, dim -1 of the first is {x[-1]}, "
         f"dim {-2 if len(y) > 1 else -1} of the second is {y[-2] if len(y) > 1 else y[0]}."
     )
     if len(y) > 1 and y[-1] == x[-1]:
@@ -203,16 +210,15 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     for i, x in enumerate((input, mat2)):
         if x.ndim != 3:
             raise ShapeError(
-                f"bmm: batch{i + 1} must be a 3D tensor, got shape {tuple(x.shape)}. Use matmul "
-                f"for "
-                "other numbers of dimensions."
+                f"batch{i + 1} must be a 3D tensor: bmm got shape {tuple(x.shape)}. Use matmul for other numbers of "
+                "dimensions."
             )
     check_types("bmm", input, mat2)
     if input.shape[0] != mat2.shape[0] or input.shape[2] != mat2.shape[1]:
         raise ShapeError(
-            "bmm: Expected size for first two dimensions of batch2 tensor to be: "
+            "Expected size for first two dimensions of batch2 tensor to be: "
             f"[{input.shape[0]}, {input.shape[2]}] but got: [{mat2.shape[0]}, {mat2.shape[1]}]. "
-            f"The shapes are {tuple(input.shape)} and {tuple(mat2.shape)}; use matmul to broadcast "
+            f"The shapes of bmm are {tuple(input.shape)} and {tuple(mat2.shape)}; use matmul to broadcast "
             "batches, mat2.transpose(-2, -1) to swap the last two."
         )
     return product(input, mat2)
@@ -232,8 +238,8 @@ def mv(input: Tensor, vec: Tensor) -> Tensor:
     check_types("mv", input, vec)
     if input.shape[1] != vec.shape[0]:
         raise ShapeError(
-            f"mv: size mismatch, got input ({input.shape[0]}), mat "
-            f"({input.shape[0]}x{input.shape[1]}), vec ({vec.shape[0]}): the vector needs "
+            f"size mismatch, got input ({input.shape[0]}), mat "
+            f"({input.shape[0]}x{input.shape[1]}), vec ({vec.shape[0]}): mv needs a vector of "
             f"{input.shape[1]} elements."
         )
     return product(input.unsqueeze(0), vec.reshape(1, vec.shape[0], 1)).reshape(input.shape[0])
@@ -466,10 +472,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         )
     if inputs[-1] != weights[-1]:
         raise ShapeError(
-            f"linear: cannot multiply input {inputs} by weight {weights}: mat1 and "
-            f"mat2 "
-            f"shapes cannot be multiplied ({numel(inputs[:-1])}x{inputs[-1] if inputs else 1} and "
-            f"{weights[-1]}x{weights[0]}): the input's last dim must be "
+            f"mat1 and mat2 shapes cannot be multiplied ({numel(inputs[:-1])}x{inputs[-1] if inputs else 1} and "
+            f"{weights[-1]}x{weights[0]}): linear of input {inputs} and weight {weights}, the input's last dim must be "
             f"{weights[-1]}, the weight's in_features."
         )
     if bias is not None:

@@ -15,7 +15,7 @@ from webtorch.functions.contract import check_tensor
 from webtorch.functions.slicing import pick, window
 from webtorch.ir.dtype import bool_
 from webtorch.ir.view import Shape
-from webtorch.ops.layout import channels_last_as
+from webtorch.ops.layout import ChannelsLastAs
 from webtorch.ops.precision import to_type
 from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with, unrounded
 from webtorch.ops.record import LOWER, NARROW_INTEGERS, Anew, Composite, P, R, composite
@@ -70,7 +70,7 @@ def _check(op: str, input: Tensor, weight: Tensor, bias: Tensor | None, rank: in
         )
     if input.ndim not in (rank + 1, rank + 2):
         raise ShapeError(
-            f"{op}: Expected {rank + 1}D (unbatched) or {rank + 2}D (batched) input to {op}, but "
+            f"Expected {rank + 1}D (unbatched) or {rank + 2}D (batched) input to {op}, but "
             f"got "
             f"input of size: {list(input.shape)}"
         )
@@ -78,7 +78,7 @@ def _check(op: str, input: Tensor, weight: Tensor, bias: Tensor | None, rank: in
         if given is not None and given.dtype is not input.dtype:
             raise DTypeError(
                 f"expected scalar type {input.dtype.legacy} but found {given.dtype.legacy}. "
-                f"{op}: Input type ({input.dtype.c_name}) and {name} type ({given.dtype.c_name}) "
+                f"Input type ({input.dtype.c_name}) and {name} type ({given.dtype.c_name}) "
                 f"should "
                 f"be the same: convert one of them, as in input.to({given.dtype})."
             )
@@ -197,10 +197,8 @@ def _convolve(
     out_channels, per_group = weight.shape[:2]
     if channels != per_group * groups:
         raise ShapeError(
-            f"{op}: Given groups={groups}, weight of size {list(weight.shape)}, expected input"
-            f"{list(input.shape)} to have {per_group * groups} channels, but got {channels} "
-            f"channels "
-            "instead"
+            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input"
+            f"{list(input.shape)} to have {per_group * groups} channels, but got {channels} channels instead: {op}"
         )
     if out_channels % groups:
         raise ShapeError(
@@ -306,7 +304,7 @@ _CONVOLUTION: dict[str, Any] = {
     "gradient_name": "ConvolutionBackward0",
     "vjp": Anew(unread=("bias",)),
     "gain": 1.0,
-    "layout": channels_last_as(0, 1),
+    "layout": ChannelsLastAs(0, 1),
 }
 
 
@@ -388,8 +386,8 @@ def _transposed(
     )
     if any(s <= 0 for s in sizes):
         raise ShapeError(
-            f"{op}: Given input size per channel: {list(x.shape[2:])}. Calculated output size per "
-            f"channel: {list(sizes)}. Output size is too small: use less padding."
+            f"Given input size per channel: {list(x.shape[2:])}. Calculated output size per "
+            f"channel: {list(sizes)}. Output size is too small: {op} needs less padding."
         )
     shapes: tuple[Shape, Shape, Shape]
     match rank:
@@ -423,9 +421,8 @@ def _check_transposed_channels(
 ) -> None:
     if channels != weight.shape[0]:
         raise ShapeError(
-            f"{op}: Given transposed=1, weight of size {list(weight.shape)}, expected input"
-            f"{list(input.shape)} to have {weight.shape[0]} channels, but got {channels} channels "
-            f"instead"
+            f"Given transposed=1, weight of size {list(weight.shape)}, expected input"
+            f"{list(input.shape)} to have {weight.shape[0]} channels, but got {channels} channels instead: {op}"
         )
     if channels % groups:
         raise ShapeError(

@@ -437,7 +437,7 @@ def _check_classes(name: str, input: Tensor, target: Tensor, weight: Tensor | No
     if input.dtype.kind != "float":
         raise DTypeError(f"{name}: not implemented for {input.dtype}. Convert it with .float().")
     if not input.ndim:
-        raise ValueError(f"{name}: Expected 1 or more dimensions (got 0)")
+        raise ValueError("Expected 1 or more dimensions (got 0)")
     dim = 0 if input.ndim == 1 else 1
     if target.dtype.kind not in ("int", "uint"):
         raise DTypeError(
@@ -447,7 +447,7 @@ def _check_classes(name: str, input: Tensor, target: Tensor, weight: Tensor | No
     if tuple(target.shape) != expected:
         if input.ndim > 1 and (not target.ndim or target.shape[0] != input.shape[0]):
             raise ValueError(
-                f"{name}: Expected input batch_size ({input.shape[0]}) to match target batch_size "
+                f"Expected input batch_size ({input.shape[0]}) to match target batch_size "
                 f"({target.shape[0] if target.ndim else 1})."
             )
         if input.ndim == 2:
@@ -456,7 +456,7 @@ def _check_classes(name: str, input: Tensor, target: Tensor, weight: Tensor | No
                 f"with input {list(input.shape)}."
             )
         raise ShapeError(
-            f"{name}: Expected target size {list(expected)}, got {list(target.shape)} with input {list(input.shape)}."
+            f"Expected target size {list(expected)}, got {list(target.shape)} with input {list(input.shape)}."
         )
     _check_class_weight(name, input.shape[dim], weight)
     return dim

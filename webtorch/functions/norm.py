@@ -17,7 +17,7 @@ from webtorch.functions.reduce import count_of, mean_of
 from webtorch.ir.dtype import FLOATS, DType, bfloat16, float16, float32, float64
 from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.elementwise import rsqrt
-from webtorch.ops.layout import channels_last_as, row_major
+from webtorch.ops.layout import ChannelsLastAs, row_major
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.record import ANEW, WHOLE, Anew, Autocast, composite
 from webtorch.tensors.tensor import Tensor
@@ -96,18 +96,18 @@ def last_dims(name: str, input: Tensor, normalized_shape: Any, **affine: Any) ->
         _check_float(name, input)
     if not shape:
         raise ShapeError(
-            f"{name}: Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, "
-            f"but got normalized_shape = ()"
+            "Expected normalized_shape to be at least 1-dimensional, i.e., containing at least one element, "
+            "but got normalized_shape = ()"
         )
     for title, x in affine.items():
         if x is not None and tuple(x.shape) != shape:
             raise ShapeError(
-                f"{name}: Expected {title} to be of same shape as normalized_shape, but got {title} of shape "
+                f"Expected {title} to be of same shape as normalized_shape, but got {title} of shape "
                 f"{list(x.shape)} and normalized_shape = {list(shape)}"
             )
     if tuple(input.shape[-len(shape) :]) != shape:
         raise ShapeError(
-            f"{name}: Given normalized_shape={list(shape)}, expected input with shape "
+            f"Given normalized_shape={list(shape)}, expected input with shape "
             f"[*, {', '.join(map(str, shape))}], but got input of size{list(input.shape)}"
         )
     return tuple(range(input.ndim - len(shape), input.ndim))
@@ -143,7 +143,7 @@ def layer_norm(
     autocast=Autocast(gpu="fp32"),
     gradient_name="FusedRmsNormBackward0",
     vjp=ANEW,
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
 )
 def rms_norm(
     input: Tensor,
@@ -181,7 +181,7 @@ def _check_channels(name: str, channels: int, **vectors: Any) -> None:
     autocast=Autocast(gpu="fp32"),
     gradient_name="NativeGroupNormBackward0",
     vjp=Anew(unread=("bias",)),
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
 )
 def group_norm(
     input: Tensor,
@@ -283,7 +283,7 @@ def _batch_statistics(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]
     dtypes=FLOATS,
     autocast=WHOLE,
     gradient_name="NativeBatchNormBackward0",
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
 )
 def batch_norm(
     input: Tensor,

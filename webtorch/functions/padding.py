@@ -13,7 +13,7 @@ from webtorch.functions.slicing import window
 from webtorch.ir.dtype import (
     Scalar,
 )
-from webtorch.ops.layout import channels_last_as
+from webtorch.ops.layout import ChannelsLastAs
 from webtorch.ops.primitive import (
     copy,
     pad_with,
@@ -64,7 +64,7 @@ _EDGES = {"reflect": _reflect, "replicate": _replicate, "circular": _circular}
     family="movement",
     function_in=("nn.functional",),
     torch="nn.functional.pad",
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
 )
 def pad(
     input: Tensor, pad: Sequence[int], mode: str = "constant", value: Scalar | None = None

@@ -624,12 +624,12 @@ def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
 def glu(input: Tensor, dim: int = -1) -> Tensor:
     """Return a * sigmoid(b), where a and b are the halves of input along `dim`."""
     if not input.ndim:
-        raise ShapeError("glu: glu does not support 0-dimensional tensors. Unsqueeze a dim first.")
+        raise ShapeError("glu does not support 0-dimensional tensors. Unsqueeze a dim first.")
     dim = wrap_dim("glu", dim, input.ndim)
     size = input.shape[dim]
     if size % 2:
         raise ShapeError(
-            f"glu: Halving dimension must be even, but dimension {dim} is size {size}: input is {tuple(input.shape)}."
+            f"Halving dimension must be even, but dimension {dim} is size {size}: input is {tuple(input.shape)}."
         )
     return _gate(input.narrow(dim, 0, size // 2), input.narrow(dim, size // 2, size // 2))
 

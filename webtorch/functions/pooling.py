@@ -12,7 +12,7 @@ from webtorch.functions.pointwise import where
 from webtorch.functions.unfolding import FUNCTIONAL, spread, windows
 from webtorch.ir.dtype import Scalar, bool_, int64, integer_limits
 from webtorch.ir.view import numel
-from webtorch.ops.layout import channels_last_as, volumes_as_first
+from webtorch.ops.layout import ChannelsLastAs, volumes_as_first
 from webtorch.ops.primitive import fill, iota, pad_with, reduce_dims, scatter
 from webtorch.ops.record import (
     ANEW,
@@ -67,13 +67,13 @@ class Pool:
         ranked = x.ndim in (rank + 1, rank + 2)
         if not ranked and rank > 1:
             raise ShapeError(
-                f"{op}: non-empty {rank + 1}D or {rank + 2}D (batch mode) tensor expected for input, but got: "
-                f"{list(shape)}"
+                f"non-empty {rank + 1}D or {rank + 2}D (batch mode) tensor expected for input, but got: "
+                f"{list(shape)} for {op}"
             )
         if not ranked or 0 in shape[-rank - 1 :]:
             raise ShapeError(
-                f"{op}: Expected {rank + 1}D or {rank + 2}D (batch mode) tensor with optional 0 "
-                f"dim batch size for input, but got: {list(shape)}"
+                f"Expected {rank + 1}D or {rank + 2}D (batch mode) tensor with optional 0 "
+                f"dim batch size for input, but got: {list(shape)} for {op}"
             )
         self.sizes = shape[-rank:]
         if any(k <= 0 for k in self.kernel):
@@ -110,8 +110,8 @@ class Pool:
                 "x".join(map(str, (shape[-rank - 1], *counts))),
             )
             raise ShapeError(
-                f"{op}: Given input size: ({given}). Calculated output size: ({made}). Output "
-                f"size is too small: use a smaller kernel or more padding."
+                f"Given input size: ({given}). Calculated output size: ({made}). Output "
+                f"size is too small: {op} needs a smaller kernel or more padding."
             )
 
     def border(self, x: Tensor, value: Scalar) -> Tensor:
@@ -290,14 +290,14 @@ def _max_pooling(rank: int, doc: str, example: Example, **fields: object) -> Com
         torch=f"nn.functional.max_pool{rank}d_with_indices",
         doc=f"Return the maxima of max_pool{rank}d and where they were.",
         example=example,
-        layout=volumes_as_first if rank == 3 else channels_last_as(0),
+        layout=volumes_as_first if rank == 3 else ChannelsLastAs(0),
         gradient_name=title,
         vjp=ANEW,
     )(with_indices)
     fields |= {
         "function_in": EVERYWHERE,
         "forms": _MAX,
-        "layout": volumes_as_first if rank == 3 else channels_last_as(0),
+        "layout": volumes_as_first if rank == 3 else ChannelsLastAs(0),
         "gradient_name": title,
         "vjp": ANEW,
     }
@@ -389,7 +389,7 @@ def _unpooling(rank: int, **fields: object) -> Composite[..., Tensor]:
 
     doc = f"Put the values of max_pool{rank}d back where they were, zeros elsewhere."
     fields |= {"function_in": FUNCTIONAL, "refuses": NOT_FLOATS}
-    fields["layout"] = channels_last_as(0) if rank == 2 else None
+    fields["layout"] = ChannelsLastAs(0) if rank == 2 else None
     return ranked("max_unpool", rank, doc, function, **fields)
 
 
@@ -495,7 +495,7 @@ def _avg_pooling(rank: int, doc: str, **fields: object) -> Composite[..., Tensor
         "once": True,
         "vjp": _LINEAR,
         "aten": (f"avg_pool{rank}d",),
-        "layout": channels_last_as(0) if rank == 2 else None,
+        "layout": ChannelsLastAs(0) if rank == 2 else None,
     }
     return ranked("avg_pool", rank, doc, function, **fields)
 
@@ -543,7 +543,7 @@ def _lp_pooling(rank: int, shapes: str, example: Example) -> Composite[..., Tens
         return _lp_pool(f"lp_pool{rank}d", rank, input, norm_type, kernel_size, stride, ceil_mode)
 
     doc = f"Return the p-norm of each window of {shapes}."
-    layout = channels_last_as(0) if rank == 2 else None
+    layout = ChannelsLastAs(0) if rank == 2 else None
     return ranked(
         "lp_pool", rank, doc, function, function_in=FUNCTIONAL, example=example, layout=layout
     )
@@ -566,7 +566,7 @@ def _output_sizes(
         raise ValueError(f"Input dimension should be at least {len(tuple(output_size)) + 1}")
     if input.ndim not in (rank + 1, rank + 2) or 0 in shape[-rank:]:
         raise ShapeError(
-            f"{op}: Expected {rank + 1}D or {rank + 2}D tensor with non-zero sizes for non-batch "
+            f"Expected {rank + 1}D or {rank + 2}D tensor with non-zero sizes for non-batch "
             f"dimensions, but got {list(shape)}"
         )
     given = (
@@ -692,7 +692,7 @@ adaptive_avg_pool2d = _adaptive_averaging(
     2,
     "Return the means of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size.",
     function_in=FUNCTIONAL,
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
 )
 adaptive_avg_pool3d = _adaptive_averaging(
     3,
@@ -778,7 +778,7 @@ adaptive_max_pool1d = _adaptive_maximum(
 adaptive_max_pool2d = _adaptive_maximum(
     2,
     "Return the maxima of `output_size` bins of (N, C, H, W) or (C, H, W); None keeps a size.",
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
 )
 adaptive_max_pool3d = _adaptive_maximum(
     3,

@@ -26,7 +26,7 @@ from webtorch.ir.view import (
     Shape,
     normalize_dim,
 )
-from webtorch.ops.layout import channels_last_as, of_first, row_major
+from webtorch.ops.layout import ChannelsLastAs, of_first, row_major
 from webtorch.ops.primitive import (
     as_view,
     cast_to,
@@ -185,7 +185,7 @@ def flipud(input: Tensor) -> Tensor:
 @composite(
     family="movement",
     gradient_name="RollBackward0",
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
     aten=("roll",),
     traced=True,
 )

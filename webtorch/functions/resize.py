@@ -19,7 +19,7 @@ from webtorch.functions.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d,
 from webtorch.ir.dtype import DType, int32, int64, uint8
 from webtorch.ir.view import numel
 from webtorch.ops.grid import CORNERS, clipped, neighbour, unnormalised
-from webtorch.ops.layout import channels_last_as
+from webtorch.ops.layout import ChannelsLastAs
 from webtorch.ops.primitive import cast_to, fill, iota, take
 from webtorch.ops.purity import warn
 from webtorch.ops.record import NOT_FLOATS, Anew, Autocast, Example, composite
@@ -240,12 +240,12 @@ def _wanted(
     sizes = tuple(input.shape[2:])
     rank = len(sizes)
     if size is not None and scale_factor is not None:
-        raise ValueError("interpolate: only one of size or scale_factor should be defined")
+        raise ValueError("only one of size or scale_factor should be defined")
     if size is not None:
         given = (size,) * rank if isinstance(size, int) else tuple(size)
         if len(given) != rank:
             raise ValueError(
-                "interpolate: Input and output must have the same number of spatial dimensions, "
+                "Input and output must have the same number of spatial dimensions, "
                 "but got input "
                 f"with spatial dimensions of {list(sizes)} and output size of {size}. Please "
                 f"provide input "
@@ -253,18 +253,16 @@ def _wanted(
                 "format."
             )
         if recompute:
-            raise ValueError(
-                "interpolate: recompute_scale_factor is not meaningful with an explicit size."
-            )
+            raise ValueError("recompute_scale_factor is not meaningful with an explicit size.")
         return tuple(int(n) for n in given), None
     if scale_factor is None:
-        raise ValueError("interpolate: either size or scale_factor should be defined")
+        raise ValueError("either size or scale_factor should be defined")
     factors = (
         (scale_factor,) * rank if isinstance(scale_factor, (int, float)) else tuple(scale_factor)
     )
     if len(factors) != rank:
         raise ValueError(
-            "interpolate: Input and scale_factor must have the same number of spatial "
+            "Input and scale_factor must have the same number of spatial "
             "dimensions, but got "
             f"input with spatial dimensions of {list(sizes)} and scale_factor of shape "
             f"{scale_factor}. Please "
@@ -273,7 +271,7 @@ def _wanted(
         )
     wanted = tuple(math.floor(s * float(f)) for s, f in zip(sizes, factors, strict=True))
     if any(abs(n) >= 2**63 for n in wanted):
-        raise RuntimeError(f"interpolate: Overflow: {scale_factor} gives sizes that no tensor has")
+        raise RuntimeError(f"Overflow: {scale_factor} gives sizes that no tensor has")
     return wanted, None if recompute else tuple(float(f) for f in factors)
 
 
@@ -325,7 +323,7 @@ def _pools(
         "_upsample_bilinear2d_aa",
         "_upsample_bicubic2d_aa",
     ),
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
 )
 def interpolate(
     input: Tensor,
@@ -344,14 +342,14 @@ def interpolate(
     rank = input.ndim - 2
     if mode not in _SPATIAL or rank not in (1, 2, 3):
         raise NotImplementedError(
-            f"interpolate: Input Error: Only 3D, 4D and 5D input Tensors supported (got "
+            f"Input Error: Only 3D, 4D and 5D input Tensors supported (got "
             f"{input.ndim}D) for the modes: "
             f"nearest | linear | bilinear | bicubic | trilinear | lanczos | area | nearest-exact "
             f"(got {mode})"
         )
     if mode not in _SMOOTH and align_corners is not None:
         raise ValueError(
-            "interpolate: align_corners option can only be set with the interpolating modes: "
+            "align_corners option can only be set with the interpolating modes: "
             "linear | bilinear | bicubic | trilinear"
         )
     wanted, factors = _wanted(
@@ -359,14 +357,12 @@ def interpolate(
     )
     if antialias and mode not in _FILTERS:
         raise ValueError(
-            "interpolate: Anti-alias option is restricted to bilinear, bicubic, and lanczos "
+            "Anti-alias option is restricted to bilinear, bicubic, and lanczos "
             "modes and requires a 4-D tensor as input"
         )
     if rank not in _SPATIAL[mode]:
         needed = _SPATIAL[mode][0] + 2
-        raise NotImplementedError(
-            f"interpolate: Got {input.ndim}D input, but {mode} mode needs {needed}D input"
-        )
+        raise NotImplementedError(f"Got {input.ndim}D input, but {mode} mode needs {needed}D input")
     if mode == "lanczos" and not antialias:
         raise NotImplementedError("interpolate: mode 'lanczos' needs antialias=True")
     steps = tuple(
@@ -388,7 +384,7 @@ def resized(
     rank = input.ndim - 2
     if any(n <= 0 for n in wanted) or 0 in input.shape[1:]:
         raise ShapeError(
-            f"interpolate: Input and output sizes should be greater than 0, but got input "
+            f"Input and output sizes should be greater than 0, but got input "
             f"{list(input.shape)} and output sizes {list(wanted)}"
         )
     if mode.startswith("nearest") and input.dtype.kind != "float" and input.dtype is not uint8:
@@ -508,7 +504,7 @@ def upsample_bilinear(
     function_in=EVERYWHERE,
     torch="nn.functional.pixel_shuffle",
     gradient_name="PixelShuffleBackward0",
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
     direct=("pixel_shuffle",),
     aten=("pixel_shuffle",),
 )
@@ -541,7 +537,7 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
     function_in=EVERYWHERE,
     torch="nn.functional.pixel_unshuffle",
     gradient_name="PixelUnshuffleBackward0",
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
     direct=("pixel_unshuffle",),
     aten=("pixel_unshuffle",),
 )
@@ -575,7 +571,7 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
     torch="nn.functional.channel_shuffle",
     aliases=("native_channel_shuffle",),
     gradient_name="ChannelShuffleBackward0",
-    layout=channels_last_as(0),
+    layout=ChannelsLastAs(0),
 )
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
     """Return the channels (dimension 1) dealt out anew: one of each group after the other (Zhang et al., 2018)."""

@@ -16,10 +16,10 @@ from webtorch.functions.check import demand
 from webtorch.functions.composite import softmax
 from webtorch.functions.creation import TORCH
 from webtorch.functions.random import Generator, check_mapped, default_generator
-from webtorch.ir.dtype import FLOATS
+from webtorch.ir.dtype import FLOATS, float64
 from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops import comparison
-from webtorch.ops.primitive import draw, shown
+from webtorch.ops.primitive import cast_to, draw, shown
 from webtorch.ops.record import Elementwise, Example, composite
 from webtorch.ops.samplers import (
     BINOMIAL,
@@ -33,6 +33,7 @@ from webtorch.ops.samplers import (
 )
 from webtorch.tensors.host import reads
 from webtorch.tensors.limits import finfo
+from webtorch.tensors.modes import records_for_pages
 from webtorch.tensors.tensor import Tensor
 
 
@@ -111,8 +112,11 @@ def _sample_dirichlet(input: Tensor, generator: Generator | None = None) -> Tens
 
 
 def _dirichlet_backward(x: Tensor, concentration: Tensor, g: Tensor) -> Tensor:
-    total = movement.expand(concentration.sum(-1, keepdim=True), concentration._shape)
-    slope = dirichlet_grad(x, concentration, total)
+    # The CPU computes in float64, as PyTorch's does: a small concentration is lost in a sum with a large one.
+    kind = float64 if x.device.type == "cpu" and not records_for_pages() else x.dtype
+    counts = cast_to(concentration, kind)
+    total = movement.expand(counts.sum(-1, keepdim=True), counts._shape)
+    slope = cast_to(dirichlet_grad(cast_to(x, kind), counts, total), x.dtype)
     return slope * (g - (x * g).sum(-1, keepdim=True))
 
 

@@ -221,7 +221,7 @@ def _columns(
     )
     if min(counts) < 1:
         raise ShapeError(
-            f"{op}: Given input with spatial size ({sizes[0]}, {sizes[1]}), kernel_size={kernel}, "
+            f"Given input with spatial size ({sizes[0]}, {sizes[1]}), kernel_size={kernel}, "
             f"dilation={dilation}, padding={padding}, calculated shape of the array of sliding "
             f"blocks as {counts}, but its components must be at least one."
         )

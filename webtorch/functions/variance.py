@@ -68,7 +68,7 @@ def _spread(
         dim, unbiased = None, dim
     if not input.dtype.has_gradient:
         raise DTypeError(
-            f"{name}: std and var only support floating point and complex dtypes: got {input.dtype}. "
+            f"std and var only support floating point and complex dtypes: got {input.dtype}. "
             f"Convert it with .float()."
         )
     if unbiased is not None and correction is not None:

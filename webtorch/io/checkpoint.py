@@ -107,6 +107,16 @@ def _save_safetensors(obj: object, f: FilePath | BinaryIO) -> None:
         safetensors.dump(records, f, metadata, name=_stream_name(f))
 
 
+def _refuse_others(view: memoryview, file: str, f: FilePath | BinaryIO) -> None:
+    """Raise, as PyTorch does, for what is no file of tensors."""
+    if not len(view):
+        raise EOFError(f"Ran out of input: {file} is empty")
+    if bytes(view[8:9]) != b"{" and not _is_safetensors(f):
+        raise pytorch_file.CheckpointError(
+            f"Weights only load failed: {file} is neither a file of PyTorch's nor one of safetensors"
+        )
+
+
 def load(
     f: FilePath | BinaryIO,
     map_location: MapLocation = None,
@@ -171,6 +181,7 @@ def load(
             # Another one may follow.
             f.seek(old.end - len(view), os.SEEK_CUR)
         return pytorch_file.load_from(old, place, not weights_only, **options)
+    _refuse_others(view, file, f)
     # Tensors copy their bytes out of the file, so that their alignment in it does not matter.
     header = safetensors.parse_header(view, name=file, allow_misaligned=True)
     records = safetensors.records(view, header, name=file)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, overload
 
@@ -374,43 +374,69 @@ def save_gguf(
 
     Raises TypeError for other values and GGUFError for element types that the format lacks.
     """
+    write_gguf({n: tuple(t.shape) for n, t in tensors.items()}, tensors.items(), path, metadata)
+
+
+def write_gguf(
+    shapes: Mapping[str, Sequence[int]],
+    tensors: Iterable[tuple[str, Tensor | PackedTensor]],
+    path: FilePath,
+    metadata: Mapping[str, object] | None = None,
+) -> None:
+    """Write a file as `save_gguf`, of tensors that come one after the other, so that memory need not hold all: their
+    names and shapes are said before. Raises as that, and GGUFError where others come.
+    """
     pairs = {"general.alignment": _DEFAULT_ALIGNMENT, **(metadata or {})}
     if pairs["general.alignment"] != _DEFAULT_ALIGNMENT:
         raise GGUFError(
             f"save_gguf: general.alignment is {_DEFAULT_ALIGNMENT} in files written here"
         )
-    head = bytearray(_MAGIC + struct.pack("<IQQ", 3, len(tensors), len(pairs)))
+    head = bytearray(_MAGIC + struct.pack("<IQQ", 3, len(shapes), len(pairs)))
     for key, value in pairs.items():
         head += _text(key)
         # The format's own key is a 32-bit number.
         kind = 4 if key == "general.alignment" else _kind_of(value, key)
         head += struct.pack("<I", kind) + _value(value, kind, key)
-    offset = 0
-    for name, t in tensors.items():
-        code = (
-            _PACKED_CODES.get(t.format) if isinstance(t, PackedTensor) else _CODES.get(t.dtype.name)
-        )
-        if code is None:
-            _refuse(
-                os.fspath(path), f"GGUF has no {t.dtype} (the tensor {name!r}); convert it first"
-            )
-        head += _text(name) + struct.pack(f"<I{t.ndim}Q", t.ndim, *reversed(tuple(t.shape)))
-        head += struct.pack("<IQ", code, offset)
-        nbytes = t.nbytes if isinstance(t, PackedTensor) else t.numel() * t.dtype.itemsize
-        offset += -(-nbytes // _DEFAULT_ALIGNMENT) * _DEFAULT_ALIGNMENT
-    head += b"\0" * (-len(head) % _DEFAULT_ALIGNMENT)
+    file = os.fspath(path)
+
+    def entries(found: list[tuple[int, int]]) -> bytes:
+        """Return the part of the head that says of each tensor its type and its offset."""
+        out = bytearray()
+        for (name, shape), (code, offset) in zip(shapes.items(), found, strict=True):
+            out += _text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
+            out += struct.pack("<IQ", code, offset)
+        return bytes(out) + b"\0" * (-(len(head) + len(out)) % _DEFAULT_ALIGNMENT)
 
     def write(stream: Any) -> None:
-        """Write the head, then each tensor, padded to the alignment."""
-        stream.write(bytes(head))
-        for t in tensors.values():
+        """Write the head, each tensor, padded to the alignment, and again the head, which now knows of them."""
+        begin = stream.tell()
+        stream.write(bytes(head) + entries([(0, 0)] * len(shapes)))
+        found, offset = [], 0
+        for (name, t), (said, shape) in zip(tensors, shapes.items(), strict=True):
+            if name != said or tuple(t.shape) != tuple(shape):
+                _refuse(file, f"{name!r} {tuple(t.shape)} comes where {said!r} {shape} was said")
+            found.append((_code(t, name, file), offset))
             plain = t.bytes() if isinstance(t, PackedTensor) else t
             size = plain.numel() * plain.dtype.itemsize
-            data = memoryview(plain._to_bytes()).cast("B")[:size]
-            stream.write(data)
-            stream.write(b"\0" * (-len(data) % _DEFAULT_ALIGNMENT))
+            stream.write(memoryview(plain._to_bytes()).cast("B")[:size])
+            stream.write(b"\0" * (-size % _DEFAULT_ALIGNMENT))
+            offset += size + -size % _DEFAULT_ALIGNMENT
+        end = stream.tell()
+        stream.seek(begin)
+        stream.write(bytes(head) + entries(found))
+        stream.seek(end)
 
     replace_file(path, write)
+
+
+def _code(t: Tensor | PackedTensor, name: str, file: str) -> int:
+    """Return the number of a tensor's element type. Refuses those that the format lacks."""
+    codes, kind = (
+        (_PACKED_CODES, t.format) if isinstance(t, PackedTensor) else (_CODES, t.dtype.name)
+    )
+    if kind not in codes:
+        _refuse(file, f"GGUF has no {t.dtype} (the tensor {name!r}); convert it first")
+    return codes[kind]
 
 
 def _text(text: str) -> bytes:

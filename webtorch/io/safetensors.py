@@ -392,6 +392,9 @@ def replace_file(path: FilePath, write: Callable[[BinaryIO], None]) -> None:
             write(stream)
         return
 
+    folder = os.path.dirname(target)
+    if not os.path.isdir(folder):
+        raise RuntimeError(f"Parent directory {os.path.dirname(os.fspath(path))} does not exist.")
     temporary = f"{target}.{secrets.token_hex(6)}.tmp"
     try:
         with open(temporary, "xb") as stream:

@@ -16,21 +16,28 @@ def first_checks(steps: Iterable[tuple[Routine | None, Sequence[int]]]) -> set[i
     """
     found: set[int] = set()
     known: dict[object, int] = {}
+    same: dict[object, int] = {}
     for number, (routine, values) in enumerate(steps):
         for check in routine.checks if isinstance(routine, Kernel) else ():
             nodes = list(ex.walk(check.value))
             points = math.prod([n.value[1] for n in nodes if n.op == "index"])
             # What a kernel computes itself is no other's.
             own = number if any(n.op == "reduced" for n in nodes) else -1
-            key = _index(check.value, values), check.low, check.high, own
+            key = _index(nodes, values, same), check.low, check.high, own
             if known.get(key, 0) < points:
                 known[key] = points
                 found.add(number)
     return found
 
 
-def _index(e: Expr, values: Sequence[int]) -> object:
-    """Return what an index is made of, wherever its parts are loaded."""
-    if e.op == "load":
-        return e.op, values[e.value]
-    return e.op, e.value, *[_index(part, values) for part in e.args]
+def _index(nodes: Sequence[Expr], values: Sequence[int], same: dict[object, int]) -> int:
+    """Return a number of what an index, the last of its nodes, is made of, wherever its parts are loaded: in `same`,
+    by what they are. Parts that are shared are seen once.
+    """
+    numbers: dict[Expr, int] = {}
+    for node in nodes:
+        made: object = (node.op, node.value, *[numbers[part] for part in node.args])
+        if node.op == "load":
+            made = node.op, values[node.value]
+        numbers[node] = same.setdefault(made, len(same))
+    return numbers[nodes[-1]]

@@ -170,7 +170,7 @@ def wrap_dim(name: str, dim: int, rank: int) -> int:
     bound = max(rank, 1)
     if not -bound <= dim < bound:
         raise IndexError(
-            f"{name}: Dimension out of range (expected to be in range of [{-bound}, {bound - 1}], but got {dim})"
+            f"Dimension out of range (expected to be in range of [{-bound}, {bound - 1}], but got {dim}): {name}"
         )
     return dim % bound
 

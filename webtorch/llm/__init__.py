@@ -5,7 +5,7 @@ from webtorch.llm.config import Config, ModelError, Rope
 from webtorch.llm.examples import DataError
 from webtorch.llm.exporting import export
 from webtorch.llm.finetuning import Finetuning, Progress, finetune
-from webtorch.llm.language import Answer, LanguageModel, load
+from webtorch.llm.language import Answer, LanguageModel, load, quantize_file
 from webtorch.llm.loading import load_model, read_config
 from webtorch.llm.memory import Needs, needs
 from webtorch.llm.model import Cache, Model, cache_bytes, empty_cache
@@ -17,5 +17,6 @@ from webtorch.llm.weights import quantize_, save
 __all__ = [
     "Answer", "Cache", "Config", "ContextFullError", "DataError", "Finetuning", "LanguageModel", "Model",
     "ModelError", "Needs", "Progress", "Rope", "Sampling", "Session", "Steps", "TemplateError", "cache_bytes",
-    "empty_cache", "export", "finetune", "load", "load_model", "lora", "needs", "quantize_", "read_config", "save",
+    "empty_cache", "export", "finetune", "load", "load_model", "lora", "needs", "quantize_", "quantize_file",
+    "read_config", "save",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from webtorch.io.gguf import GGUFReader
 from webtorch.io.safetensors import FilePath
 from webtorch.ir.dtype import DType
 from webtorch.llm import lora
-from webtorch.llm.loading import load_model, read_config, read_json
+from webtorch.llm.loading import load_model, open_weights, read_config, read_json
 from webtorch.llm.memory import Needs, needs
 from webtorch.llm.model import Model
 from webtorch.llm.sampling import Sampling
@@ -30,10 +30,10 @@ from webtorch.llm.tokens import (
     tokenizer_from_folder,
     tokenizer_from_gguf,
 )
-from webtorch.llm.weights import save, weight_bytes
+from webtorch.llm.weights import save, save_quantized, weight_bytes
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["Answer", "LanguageModel", "load"]
+__all__ = ["Answer", "LanguageModel", "load", "quantize_file"]
 
 
 @dataclass
@@ -206,10 +206,13 @@ class LanguageModel:
 
     def save(self, path: FilePath) -> None:
         """Write a GGUF file with model, tokenizer and template. Raises GGUFError and TokenizerError."""
-        metadata = gguf_tokens(self.tokenizer)
-        if self.template is not None:
-            metadata["tokenizer.chat_template"] = self.template
-        save(self.model, path, metadata)
+        save(self.model, path, _about_text(self.tokenizer, self.template))
+
+
+def _about_text(tokenizer: Tokens, template: str | None) -> dict[str, Any]:
+    """Return the metadata of a file about text."""
+    said = {} if template is None else {"tokenizer.chat_template": template}
+    return gguf_tokens(tokenizer) | said
 
 
 def _until(pieces: Iterator[str], stops: Sequence[str], answer: Answer) -> Iterator[str]:
@@ -272,6 +275,17 @@ def load(
     )
     made.needs = found
     return made
+
+
+def quantize_file(path: FilePath, target: FilePath, format: str, device: object = None) -> None:
+    """Write a GGUF file of the model of a file or folder, its matrices packed as by `quantize_`, computed on a device.
+
+    One weight at a time is in memory. Raises as `quantize_`, `load` and `LanguageModel.save`.
+    """
+    place = Path(path)
+    config, source = open_weights(place, device, None, packed=False)
+    told = _folder(place) if place.is_dir() else _gguf(place)
+    save_quantized(config, source, target, format, _about_text(told["tokenizer"], told["template"]))
 
 
 def _gguf(path: Path) -> dict[str, Any]:

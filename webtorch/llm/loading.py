@@ -15,7 +15,7 @@ from webtorch.llm.config import Config, ModelError
 from webtorch.llm.model import Model
 from webtorch.llm.weights import FolderWeights, GGUFWeights, Weights, fill
 
-__all__ = ["load_model", "read_config", "read_json"]
+__all__ = ["load_model", "open_weights", "read_config", "read_json"]
 
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
@@ -57,16 +57,21 @@ def load_model(
     become floats. Raises as `read_config`, and ModelError for weights that are missing
     or have other shapes.
     """
-    place, kind = Path(path), dtype or webtorch.float32
-    source: Weights
-    if place.is_dir():
-        config = read_config(place)
-        source = FolderWeights(config, place, device, kind)
-    else:
-        reader = GGUFReader(place)
-        config = _gguf_config(reader)
-        source = GGUFWeights(config, reader, device, kind, packed)
+    config, source = open_weights(path, device, dtype, packed)
     with webtorch.device("meta"):
         model = Model(config)
     fill(model, source)
     return model.eval()
+
+
+def open_weights(
+    path: FilePath, device: object, dtype: DType | None, packed: bool
+) -> tuple[Config, Weights]:
+    """Return the sizes and options of a model, and where its weights come from. Raises as `load_model`."""
+    place, kind = Path(path), dtype or webtorch.float32
+    if place.is_dir():
+        config = read_config(place)
+        return config, FolderWeights(config, place, device, kind)
+    reader = GGUFReader(place)
+    config = _gguf_config(reader)
+    return config, GGUFWeights(config, reader, device, kind, packed)

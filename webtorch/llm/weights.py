@@ -5,32 +5,37 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from webtorch.functions import public as webtorch
 from webtorch.io import safetensors, weights
-from webtorch.io.gguf import GGUFReader, save_gguf
+from webtorch.io.gguf import GGUFReader, save_gguf, write_gguf
 from webtorch.io.safetensors import FilePath
 from webtorch.ir.dtype import DType
 from webtorch.llm.architectures import architecture, gguf_metadata, parts
 from webtorch.llm.config import Config, ModelError
+from webtorch.llm.mixes import chooser
 from webtorch.llm.model import Expert, Model, PackedExpert
 from webtorch.nn.embedding import Embedding
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, PackedTensor, quantize
-from webtorch.quantization.packing import PACKING
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
     "FolderWeights", "GGUFWeights", "Place", "Weights", "fill", "fused_parts", "permuted_rows", "put_packed",
-    "quantize_", "save", "weight_bytes",
+    "quantize_", "save", "save_quantized", "weight_bytes",
 ]  # fmt: skip
 
 # The rows of these are turned by places.
 _TURNED = {"attention.q": "num_attention_heads", "attention.k": "num_key_value_heads"}
+# Parts of one weight in files of some, and its name in GGUF.
+_FUSED = {
+    "attention.q": "attn_qkv", "attention.k": "attn_qkv", "attention.v": "attn_qkv", "mlp.gate": "ffn_up",
+    "mlp.up": "ffn_up",
+}  # fmt: skip
 _EXPERTS = "mlp.experts."
 
 
@@ -126,7 +131,7 @@ class FolderWeights:
         key = self.found.weight(name, gguf=False)
         if self.found.norm_from_one and path.endswith(("norm", "after")):
             return self._typed(self.read(key).float() + 1.0)
-        if self.found.fused and path in (*_TURNED, "attention.v", "mlp.gate", "mlp.up"):
+        if self.found.fused and path in _FUSED:
             fused = key.replace(
                 path.split(".")[1] + "_proj", "qkv_proj" if "attention" in path else "gate_up_proj"
             )
@@ -291,41 +296,45 @@ def named_weights(model: Model) -> Iterator[tuple[str, Tensor | PackedTensor]]:
 
 
 def quantize_(model: Model, format: str) -> Model:
-    """Pack the matrices of a model in place, all but routers and those whose rows blocks do not fill; return it.
+    """Pack the matrices of a model in place, all but routers and those whose rows no blocks fill; return it.
 
-    format: a name of `webtorch.quantization.FORMATS` that is written here (Q8_0, Q4_0, ...). Raises ValueError for
-    others.
+    format: a name of `webtorch.quantization.FORMATS` that is written here (Q8_0, Q4_K, ...), or a mix of llama.cpp's
+    (Q4_K_M, ...). Raises ValueError for others.
     """
-    if format not in PACKING:
-        raise ValueError(f"quantize_: {format!r} is not written here; {', '.join(PACKING)} are")
+    choose = chooser(format, model.config)
     for name, weight in list(named_weights(model)):
-        path = name.removesuffix(".weight")
-        if not isinstance(weight, Tensor) or name == path or weight.ndim < 2:
-            continue
-        filled = weight.shape[-1] % FORMATS[format].elements == 0
-        if filled and not path.endswith(("router", "shared_gate")):
-            put_packed(model, path, quantize(weight, format))
+        if isinstance(weight, Tensor):
+            found = choose(_gguf_name(model.config, name), weight.shape)
+            if found is not None:
+                put_packed(model, name.removesuffix(".weight"), quantize(weight, found))
     return model
 
 
-def _written(model: Model) -> Iterator[tuple[str, Tensor | PackedTensor]]:
-    """Yield what a GGUF file of a model holds: names and tensors."""
-    config = model.config
+def _gguf_name(config: Config, name: str) -> str:
+    """Return what a file calls a weight, or the one that it is a part of there."""
+    number, path, kind = parts(name)
+    if architecture(config).fused and path in _FUSED:
+        return f"blk.{number}.{_FUSED[path]}.{kind}"
+    return architecture(config).weight(name, gguf=True)
+
+
+def _written(
+    config: Config, named: Iterable[tuple[str, Tensor | PackedTensor]]
+) -> Iterator[tuple[str, Tensor | PackedTensor]]:
+    """Yield what a GGUF file of a model holds, names and tensors, for its weights."""
     found = architecture(config)
     waiting: dict[str, list[Tensor | PackedTensor]] = {}
-    for name, t in named_weights(model):
-        number, path, kind = parts(name)
-        key = found.weight(name, gguf=True)
+    for name, t in named:
+        _, path, _ = parts(name)
+        key = _gguf_name(config, name)
         if isinstance(t, Tensor) and (t.ndim == 1 or path == "mlp.shared_gate"):
             t = t.float()
         if found.permuted and path in _TURNED:
             heads = getattr(config, _TURNED[path])
             t = _each([t], functools.partial(_permuted, heads))
-        if found.fused and path in (*_TURNED, "attention.v", "mlp.gate", "mlp.up"):
-            wanted, whole = (3, "attn_qkv") if "attention" in path else (2, "ffn_up")
-            key = f"blk.{number}.{whole}.{kind}"
+        if found.fused and path in _FUSED:
             waiting.setdefault(key, []).append(t)
-            if len(waiting[key]) < wanted:
+            if path not in ("attention.v", "mlp.up"):
                 continue
             t = _each(waiting.pop(key), webtorch.cat)
         yield key, t.reshape(-1) if isinstance(t, Tensor) and path == "mlp.shared_gate" else t
@@ -348,4 +357,30 @@ def save(model: Model, path: FilePath, metadata: dict[str, Any] | None = None) -
     Matrices keep their type, packed ones too; vectors are float32, as llama.cpp has them. Raises GGUFError for types
     that the format lacks.
     """
-    save_gguf(dict(_written(model)), path, {**gguf_metadata(model.config), **(metadata or {})})
+    found = dict(_written(model.config, named_weights(model)))
+    save_gguf(found, path, {**gguf_metadata(model.config), **(metadata or {})})
+
+
+def save_quantized(
+    config: Config,
+    source: Weights,
+    path: FilePath,
+    format: str,
+    metadata: dict[str, Any] | None = None,
+) -> None:
+    """Write a GGUF file of weights as they come from their file, packed as by `quantize_`, one after the other.
+
+    Raises as `quantize_` and `save`.
+    """  # fmt: skip
+    choose = chooser(format, config)
+    with webtorch.device("meta"):
+        empty = dict(Model(config).named_parameters())
+        shapes = {key: tuple(t.shape) for key, t in _written(config, empty.items())}
+
+    def read() -> Iterator[tuple[str, Tensor | PackedTensor]]:
+        """Yield what is written."""
+        for key, t in _written(config, ((n, source.weight(n, e)) for n, e in empty.items())):
+            kind = choose(key, t.shape) if isinstance(t, Tensor) else None
+            yield key, t if kind is None or isinstance(t, PackedTensor) else quantize(t, kind)
+
+    write_gguf(shapes, read(), path, {**gguf_metadata(config), **(metadata or {})})

@@ -58,15 +58,21 @@ def _channels_last_if(wanted: bool, shape: Sizes) -> Sizes:
     return channels_last(shape) if wanted and len(shape) in (4, 5) else contiguous_strides(shape)
 
 
-def channels_last_as(*numbers: int) -> Layout:
-    """Return the rule that channels lie innermost where they do in one of these operands."""
+class ChannelsLastAs:
+    """The rule that channels lie innermost where they do in one of some operands, also of the gradients of operands."""
 
-    def rule(forms: Forms, shape: Sizes) -> Sizes:
+    __slots__ = ("numbers",)
+
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
+
+    def __call__(self, forms: Forms, shape: Sizes) -> Sizes:
         """Return the order of the dims of a result."""
-        wanted = any(suggests_channels_last(forms[n]) for n in numbers if n < len(forms))
-        return _channels_last_if(wanted, shape)
+        return _channels_last_if(self.wanted(forms), shape)
 
-    return rule
+    def wanted(self, forms: Forms) -> bool:
+        """Whether channels lie innermost in one of the operands."""
+        return any(suggests_channels_last(forms[n]) for n in self.numbers if n < len(forms))
 
 
 def volumes_as_first(forms: Forms, shape: Sizes) -> Sizes:

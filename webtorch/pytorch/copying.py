@@ -112,6 +112,13 @@ def computed(x: torch.Tensor) -> Buffer:
     return (values._pairs() if values.dtype.is_complex else values)._in_memory()
 
 
+def compute_first(x: torch.Tensor) -> None:
+    """Submit what a tensor on the device waits for; what waits for other processes stays pending, if this does not."""
+    storage = wrap(x)._storage
+    if storage.node.kind != "buffer":
+        storage.runtime.realize(storage)
+
+
 def begin_download(buffer: Buffer, out: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Begin to read what `computed` returned into a tensor on the host, and return what waits for that: a function for
     any thread. What is recorded from now on delays it no more.

@@ -34,6 +34,7 @@ from webtorch.pytorch.copying import (
     begin_download,
     can_expect,
     come,
+    compute_first,
     computed,
     expect,
     host_tensor,
@@ -696,7 +697,7 @@ def _broadcast_coalesced(
     if not all(x.device.type == NAME and x.layout is torch.strided for x in tensors):
         original(group, tensors, size, rank)
         return
-    options, sent = c10d.BroadcastOptions(), []
+    options, packed = c10d.BroadcastOptions(), []
     options.rootRank = rank
     for numbers in c10d._compute_bucket_assignment_by_size(list(tensors), [size])[0]:
         some = [tensors[n].detach() for n in numbers]
@@ -706,8 +707,12 @@ def _broadcast_coalesced(
             flat = packing.pack(some)
         else:
             flat = torch.empty(sum(x.numel() for x in some), dtype=kind[0], device=some[0].device)
-        sent.append((group.broadcast([flat], options), packing, flat, some))
-    for work, packing, flat, some in sent:
+        packed.append((packing, flat, some))
+    # Buffers are of the last forward pass: they need not wait for the sums of the step after it.
+    for _, flat, _ in packed if group.rank() == rank else ():
+        compute_first(flat)
+    sent = [group.broadcast([flat], options) for _, flat, _ in packed]
+    for work, (packing, flat, some) in zip(sent, packed, strict=True):
         work.wait()
         if group.rank() != rank:
             packing.unpack(flat, some)

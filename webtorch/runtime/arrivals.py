@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from webtorch.ir.dtype import DType
@@ -47,17 +47,64 @@ class Arrival:
         self._there.wait()
 
 
-def read(nodes: Iterable[Node]) -> set[Node]:
-    """Return the nodes of values to come that these stand on."""
+def sent(arriving: Sequence[Arrival], nodes: Collection[Node]) -> list[Arrival]:
+    """Return those whose values these nodes stand for."""
+    return [a for a in arriving if a.reference is not None and a.reference() in nodes]
+
+
+def settle(arriving: list[Arrival], nodes: Collection[Node]) -> None:
+    """Let these nodes, whose values have come, be data, and forget what has come and nobody holds. Raises what kept one
+    from coming, once.
+    """
+    error: Exception | None = None
+    for arrival in arriving[:]:
+        node = None if arrival.reference is None else arrival.reference()
+        if arrival.is_there and (node is None or node in nodes):
+            arriving.remove(arrival)
+            error = error or arrival.error
+            if node is not None:
+                node.become_buffer(arrival.buffer)
+    if error is not None:
+        for arrival in arriving:
+            if arrival.error is error:
+                arrival.error = None
+        raise error
+
+
+def waiting(nodes: Iterable[Node]) -> tuple[set[Node], set[Node]]:
+    """Return which of these nodes stand on values to come, and the data that those read."""
+    # Whether each node stands on one; None while that is looked for.
+    found: dict[Node, bool | None] = {}
+    late: set[Node] = set()
+    for top in nodes:
+        stack = [top]
+        while stack:
+            node = stack[-1]
+            known = found.get(node, ...)
+            if known is ...:
+                found[node] = None
+                stack += [s for s in node.srcs if s not in found]
+            else:
+                stack.pop()
+                if known is None:
+                    found[node] = node.kind == "arriving" or any(found[s] for s in node.srcs)
+        if found[top]:
+            late.add(top)
+    return late, {n for n in _all(late) if n.kind == "buffer"}
+
+
+def _all(nodes: Iterable[Node]) -> set[Node]:
+    """Return these nodes and all that they stand on."""
     seen: set[Node] = set()
-    found: set[Node] = set()
     stack = list(nodes)
     while stack:
         node = stack.pop()
         if node not in seen:
             seen.add(node)
-            if node.kind == "arriving":
-                found.add(node)
-            else:
-                stack += node.srcs
-    return found
+            stack += node.srcs
+    return seen
+
+
+def read(nodes: Iterable[Node]) -> set[Node]:
+    """Return the nodes of values to come that these stand on."""
+    return {n for n in _all(nodes) if n.kind == "arriving"}

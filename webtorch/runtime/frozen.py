@@ -147,7 +147,8 @@ def freeze(owners: Sequence[Value]) -> Frozen:
     return Frozen(tuple(parts), order, inputs, args, owners, donors, equal)
 
 
-# What tells the program of a graph; its data; its numbers; and where among these those of each node begin.
+# What tells the program of a graph; its data, those that are yet to come among them; its numbers; and where among these
+# those of each node begin.
 Glance = tuple[tuple[Any, ...], list[Node], list[Scalar], dict[Node, int]]
 
 
@@ -186,6 +187,9 @@ def glance(owners: Sequence[Value], most: float = math.inf) -> Glance | None:
                     writes = writes or node.attrs[0].writes
             else:
                 kind = node.kind
+                if kind == "arriving":
+                    # Data by the time when the program runs.
+                    inputs.append(node)
                 parts += (kind, node.attrs, node.shape, node.dtype)
                 for s in srcs:
                     parts += (s.dtype, s.shape)

@@ -52,7 +52,7 @@ class _Nothing:
 
 class _MetaBackend:
     name = "meta"
-    reads_parts = has_failed = False
+    stops = reads_parts = has_failed = False
     waited = 0
     singles = None
     index = 0
@@ -113,11 +113,11 @@ formulas = _Formulas()
 class MetaRuntime(Runtime):
     """Records nothing: a value without numbers needs no past."""
 
-    def realize(self) -> None:
+    def realize(self, wanted: Owner | None = None) -> None:
         """Compute nothing. Raises NoValuesError while a formula is recorded: its operands have no values."""
         if formulas.on:
             raise NoValuesError("a formula is recorded once for all elements: it reads no value")
-        super().realize()
+        super().realize(wanted)
 
     def add(self, owner: Owner) -> None:
         """Take the value of `owner` for computed. In a capture, and of a formula, the recorded operations are kept."""

@@ -16,7 +16,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from webtorch.dispatch.call import active
 from webtorch.errors import CHECKS, CaptureError, OutOfMemoryError
@@ -24,9 +24,9 @@ from webtorch.ir.dtype import Scalar
 from webtorch.ir.garbage import not_collecting
 from webtorch.ir.graph import Form, Graph, Node
 from webtorch.lower.compiler import compile_graph
-from webtorch.runtime import kept
+from webtorch.runtime import arrivals, kept
 from webtorch.runtime.ahead import Ahead, Counters
-from webtorch.runtime.arrivals import Arrival, read
+from webtorch.runtime.arrivals import Arrival
 from webtorch.runtime.backend import Backend, Executable, Sent
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.churn import Churn, Family
@@ -135,6 +135,25 @@ def _key_of_call(
         code, instruction = node.line
         key = key, code.co_filename, code.co_firstlineno, instruction
     return key
+
+
+class Seen(NamedTuple):
+    """What is known of pending values before they can be computed."""
+
+    taken: Sequence[Taken]
+    glance: Glance
+    known: Known | None
+
+    def awaited(self) -> set[Node]:
+        """Return the nodes of values to come that they stand on."""
+        return {n for n in self.glance[1] if n.kind == "arriving"}
+
+    def is_of(self, taken: Sequence[Taken]) -> bool:
+        """Whether these are the very same values, which overwrite the same."""
+        return len(taken) == len(self.taken) and all(
+            a.owner is b.owner and a.node is b.node and a.donor is b.donor
+            for a, b in zip(taken, self.taken, strict=True)
+        )
 
 
 class Runtime:
@@ -312,9 +331,10 @@ class Runtime:
         node.host = seen
         self.lent.append(weakref.ref(node))
 
-    def realize(self) -> None:
-        """Compute everything that is pending on this device. Raises CaptureError while a function
-        is being captured that must not read.
+    def realize(self, wanted: Owner | None = None) -> None:
+        """Compute everything that is pending on this device; where one value is `wanted` that does not stand on what
+        other processes send, what stands on that stays pending. Raises CaptureError while a function is being captured
+        that must not read.
         """
         recording = self.recording
         if recording is not None and recording.is_mine:
@@ -331,9 +351,10 @@ class Runtime:
         lock = self.lock
         lock.acquire()
         held: Sequence[weakref.ref[Owner]] = ()
+        seen: Seen | None = None
         try:
             if self.arriving:
-                held = self._receive()
+                held, seen = self._receive(wanted)
             if not self.pending and not self.apart:
                 return
             few = len(self.pending) <= (_FEW if listener is None else listener.fewest)
@@ -360,12 +381,14 @@ class Runtime:
                 self.ahead.take(len(self.pending))
             taken = self._take()
             try:
-                if self.arriving:
+                if seen is not None and not seen.is_of(taken):
+                    seen = None
+                if self.arriving and seen is None:
                     taken = self._that_can_be(taken)
                 if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
                     self.lent = [r for r in self.lent if (n := r()) is not None and is_seen(n)]
                 if taken:
-                    self._compute(taken, few)
+                    self._compute(taken, few, seen)
             finally:
                 self.running -= 1
         finally:
@@ -380,61 +403,85 @@ class Runtime:
 
     def _awaited(self) -> set[Node]:
         pending = [o.node for r in self.pending[:] if (o := r()) is not None]
-        return read(n for n in pending if n.kind != "arriving")
+        return arrivals.read(n for n in pending if n.kind != "arriving")
 
-    def _receive(self) -> Sequence[weakref.ref[Owner]]:
-        """Wait for what pending values stand on of other processes. Return who waits for nothing but such a value, and
-        is taken off the pending ones. The caller holds the lock, which is free meanwhile.
+    def _receive(self, wanted: Owner | None) -> tuple[Sequence[weakref.ref[Owner]], Seen | None]:
+        """Wait for what pending values stand on of other processes, unless one is `wanted` that does not. Return who is
+        taken off the pending ones, as it waits for nothing but such a value or is not wanted; and what was seen of the
+        others while there was nothing else to do. The caller holds the lock, which is free meanwhile.
         """
+        if wanted is not None and (late := self._others(wanted)):
+            return self._set_aside(late), None
+        seen = self._look()
         while True:
-            awaited = self._awaited()
-            if all(a.is_there for a in self._sent(awaited)):
+            awaited = self._awaited() if seen is None else seen.awaited()
+            sent = arrivals.sent(self.arriving, awaited)
+            if all(a.is_there for a in sent):
                 break
             self.lock.release()
             try:
-                for arrival in self._sent(awaited):
+                for arrival in sent:
                     arrival.wait()
             finally:
                 self.lock.acquire()
-        self._settle_arrivals(awaited)
+            if seen is not None:
+                # What others have recorded meanwhile is found when all is taken.
+                break
+        arrivals.settle(self.arriving, awaited)
+        return self._set_aside(None), seen
+
+    def _set_aside(self, nodes: Collection[Node] | None) -> Sequence[weakref.ref[Owner]]:
+        """Take those off the pending ones whose values are among these; None: are yet to come."""
         waiting = self.pending[:]
-        held = [r for r in waiting if (o := r()) is not None and o.node.kind == "arriving"]
+        held = [
+            r
+            for r in waiting
+            if (o := r()) is not None
+            and (o.node.kind == "arriving" if nodes is None else o.node in nodes)
+        ]
         if held:
             kept = {id(r) for r in held}
             self.pending[: len(waiting)] = [r for r in waiting if id(r) not in kept]
         return held
 
-    def _sent(self, nodes: Collection[Node]) -> list[Arrival]:
-        return [a for a in self.arriving if a.reference is not None and a.reference() in nodes]
+    def _others(self, wanted: Owner) -> Collection[Node]:
+        """Return the pending values that stand on what is yet to come, or none if `wanted` does. The others may be
+        computed first: they leave the memory alone that these read.
+        """
+        owners = [o for r in self.pending[:] if (o := r()) is not None]
+        late, data = arrivals.waiting([wanted.node, *[o.node for o in owners]])
+        if self.recording is not None or wanted.node in late:
+            return ()
+        with self.writing:
+            for owner in owners:
+                if owner.donor in data and owner.node not in late:
+                    owner.donor = None
+        return late
+
+    def _look(self) -> Seen | None:
+        """Look at what is pending before it can be computed; None where graphs are taken apart."""
+        watched = watch.listener is not None or watch.before is not None
+        if not self.apart or self.debug or watched or self.recording is not None:
+            return None
+        found: dict[int, Taken] = {}
+        for reference in self.pending[:]:
+            owner = reference()
+            if owner is not None and owner.node.kind not in ("buffer", "arriving"):
+                found.setdefault(id(owner), Taken(owner, owner.node, owner.donor))
+        taken = [*found.values()]
+        seen = glance(taken) if taken else None
+        return None if seen is None else Seen(taken, seen, self.glances.get(seen[0]))
 
     def receive(self, node: Node | None = None) -> None:
         """Wait for a value that another process sends, or for all. Raises what kept it from coming."""
         if not self.arriving:
             return
-        sent = self.arriving[:] if node is None else self._sent((node,))
+        sent = self.arriving[:] if node is None else arrivals.sent(self.arriving, (node,))
         for arrival in sent:
             arrival.wait()
         found = [n for a in sent if a.reference is not None and (n := a.reference()) is not None]
         with self.lock:
-            self._settle_arrivals(set(found))
-
-    def _settle_arrivals(self, nodes: Collection[Node]) -> None:
-        """Let these nodes, whose values have come, be data, and forget what has come and nobody holds. Raises what
-        kept one from coming, once.
-        """
-        error: Exception | None = None
-        for arrival in self.arriving[:]:
-            node = None if arrival.reference is None else arrival.reference()
-            if arrival.is_there and (node is None or node in nodes):
-                self.arriving.remove(arrival)
-                error = error or arrival.error
-                if node is not None:
-                    node.become_buffer(arrival.buffer)
-        if error is not None:
-            for arrival in self.arriving:
-                if arrival.error is error:
-                    arrival.error = None
-            raise error
+            arrivals.settle(self.arriving, set(found))
 
     def _launch(self) -> Known | None:
         """Compute the one value that is wanted by the program that is known for others of its form. Return what is
@@ -571,13 +618,13 @@ class Runtime:
         if active.count and listener is not None:
             listener.ran(self, None, None)
 
-    def _compute(self, taken: list[Taken], few: bool) -> None:
+    def _compute(self, taken: list[Taken], few: bool, seen: Seen | None) -> None:
         try:
             if watch.before is not None:
                 # Who looks at what is computed sees every operation.
                 freeze(taken)
                 watch.before(self, [t.owner for t in taken])
-            self._run(taken, few)
+            self._run(taken, few, seen)
         except Exception as error:
             if isinstance(error, OutOfMemoryError):
                 error.before = {t.owner: t.donor for t in taken if t.donor is not None}
@@ -610,11 +657,10 @@ class Runtime:
 
     def _that_can_be(self, taken: list[Taken]) -> list[Taken]:
         """Return what can be computed. The rest stands on what other threads have begun to receive since: it waits."""
-        if not read([t.node for t in taken]):
-            return taken
-        late = {t for t in taken if read([t.node])}
-        self._give_back([t for t in taken if t in late])
-        return [t for t in taken if t not in late]
+        late, _ = arrivals.waiting([t.node for t in taken])
+        if late:
+            self._give_back([t for t in taken if t.node in late])
+        return [t for t in taken if t.node not in late] if late else taken
 
     def _run_apart(self, owners: Sequence[Value]) -> None:
         """After a failure, compute what can be computed: one bad operation must not block
@@ -638,9 +684,13 @@ class Runtime:
         if self.recording is None or not self.capturing:
             self.realize()
 
-    def _run(self, owners: Sequence[Value], few: bool = False) -> None:
-        """Compute values. `few`: what they stand on is little, as a rule."""
+    def _run(self, owners: Sequence[Value], few: bool = False, found: Seen | None = None) -> None:
+        """Compute values. `few`: what they stand on is little, as a rule. `found`: what was seen of them."""
         self.counters.realized += 1
+        if found is not None and found.known is not None:
+            self.apart = False
+            if self._run_known(owners, found.glance, found.known):
+                return
         # Who listens is told the lines of these very nodes: graphs are not known by their form alone.
         quick = not self.debug and watch.listener is None
         if quick and self._run_call(owners):
@@ -651,8 +701,8 @@ class Runtime:
         seen = None
         if quick:
             if apart:
-                seen = glance(owners)
-                if seen is not None and self._run_known(owners, seen):
+                seen = glance(owners) if found is None else found.glance
+                if seen is not None and self._run_known(owners, seen, self.glances.get(seen[0])):
                     return
             elif few and len(owners) == 1 and owners[0].donor is None and owners[0].node.form:
                 seen = glance(owners, _most())
@@ -681,10 +731,9 @@ class Runtime:
             self.glances.pop(next(iter(self.glances)))
         self.glances[seen[0]] = known
 
-    def _run_known(self, owners: Sequence[Value], seen: Glance) -> bool:
+    def _run_known(self, owners: Sequence[Value], seen: Glance, known: Known | None) -> bool:
         """Compute a graph whose calls need not be taken apart, because it is known. Return whether it is."""
-        key, inputs, args, _ = seen
-        known = self.glances.get(key)
+        _, inputs, args, _ = seen
         if known is None:
             return False
         executable = known.executable()

@@ -150,6 +150,8 @@ class Follower:
         self.early: set[tuple[Callee, Any]] = set()
         # Operations that compute what they are given, with the lines where they did.
         self.lookers: dict[Callee, set[Any]] = {}
+        # Whether such a call is being made, which is none of the run's: what it draws is not, either.
+        self.looks = False
         # Those with which steps begin that gave what is there, such as a batch that lies where it is wanted.
         self.idle: dict[Callee, set[Any]] = {}
         self.account = Account()
@@ -627,7 +629,11 @@ class Follower:
             self.depth -= 1
         if self.computed:
             self.read()
-        out = self.inside(callee, args, kwargs)
+        self.looks = True
+        try:
+            out = self.inside(callee, args, kwargs)
+        finally:
+            self.looks = False
         self.computed.clear()
         return out
 
@@ -747,6 +753,8 @@ class Follower:
                     run.undo[storage] = storage.node
                     del storage.node
         given = step.gives(run)  # type: ignore[misc]
+        if step.kind == "step":
+            return given
         if step.kind == "operation" or step.kind == "gradients":
             run.differentiated |= step.kind == "gradients"
             return given
@@ -844,7 +852,7 @@ class Follower:
             self.computed.clear()
             self._promise(run)
             return
-        if run.is_open:
+        if program.open and run.is_open:
             self.put_aside(run)
         if self.run is run:
             self.begin(followed=True)
@@ -949,6 +957,8 @@ class Follower:
             for key, place in places:
                 if key in self.varying and key not in self.fixed:
                     args, kwargs = note.vary(place, args, kwargs)
+        # By another thread, which may have taken what is pending.
+        elsewhere = bool(self.computed)
         looked, look.looked = look.looked, False
         drawn = {i: g._offset for i, (g, *_) in run.generators.items()}
         try:
@@ -977,6 +987,8 @@ class Follower:
             if self.computed and note.step.kind != "step":
                 if self.full:
                     raise Refused("too much is pending without a read")
+                if elsewhere:
+                    raise Refused("another thread has computed something")
                 if not any(t._requires_grad for t in tensors_in((out,))):
                     self.lookers.setdefault(callee, set()).add(note.step.line)
                 raise Refused("it looks at values")
@@ -1161,9 +1173,9 @@ class Follower:
 
     def draw(self, generator: Any, seed: int, offset: int) -> tuple[int, int]:
         """Return what was drawn as numbers that remember it, while calls are recorded."""
-        if not self.depth or self.run.refused or threading.get_ident() != self.thread:
-            return seed, offset
         run = self.run
+        if not self.depth or self.looks or run.refused or threading.get_ident() != self.thread:
+            return seed, offset
         _, start, end = run.generators.get(id(generator), (generator, offset, offset))
         if end != offset:
             run.refused = "random numbers are drawn by what is no call"

@@ -105,7 +105,7 @@ class TensorBase(Layouts, TensorMethods):
     def __dir__(self) -> list[str]:
         """Return the names of what there is."""
         cls = type(self)
-        names = [n for n in object.__dir__(self) if n not in ("_late", "_living")]
+        names = [n for n in object.__dir__(self) if n not in ("_late", "_living", "volatile")]
         return [n for n in names if type(getattr_static(cls, n, None)) is not Absent]
 
     @property

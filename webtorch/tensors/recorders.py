@@ -565,7 +565,7 @@ def _broadcast(op: Op, operands: Sequence[Operand]) -> tuple[int, ...]:
         return broadcast_shapes(*shapes)
     except ShapeError as error:
         raise ShapeError(
-            f"{op.name.strip('_')}: {error}. Sizes must be equal or 1, counted from the right."
+            f"{error}: sizes of {op.name.strip('_')} must be equal or 1, counted from the right."
         ) from None
 
 

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, cast
 
 from webtorch.dispatch.call import Args, Run
 from webtorch.ops import primitive
+from webtorch.ops.layout import ChannelsLastAs, channels_last
 from webtorch.ops.record import Anew, Op, gradient_title, used_arguments
 from webtorch.tensors.engine import run_backward
 from webtorch.tensors.forward import transposed
 from webtorch.tensors.modes import enable_grad, enable_hooks, mode, transforms, unrecorded
-from webtorch.tensors.primitives import conjugate
+from webtorch.tensors.primitives import conjugate, lay
 from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tape import (
@@ -112,7 +113,9 @@ def _by_names(signature: inspect.Signature) -> Callable[[Args], tuple[Args, dict
 class _Rule:
     """The gradient rule of an entry, or its rules for single operands, and what is saved for them."""
 
-    __slots__ = ("bias_first", "chosen", "function", "is_real", "many", "op", "signature", "title")
+    __slots__ = (
+        "bias_first", "chosen", "function", "is_real", "layout", "many", "op", "signature", "title",
+    )  # fmt: skip
 
     def __init__(self, op: Op, signature: inspect.Signature) -> None:
         self.op, self.function, self.signature = op, op.function, signature
@@ -120,6 +123,7 @@ class _Rule:
         # Whether it means another one for complex numbers.
         self.is_real = not (op.complex_rule or isinstance(op.vjp, Anew))
         self.title = gradient_title(op.name)
+        self.layout = op.layout if isinstance(op.layout, ChannelsLastAs) else None
         # By the places of the operands that need gradients.
         self.chosen: dict[tuple[int, ...], _Chosen] = {}
 
@@ -155,12 +159,20 @@ class _Rule:
         turns = self.is_real and (has_complex or any(r.dtype.is_complex for r in results))
         gaps = None if len(needs) == len(edges) else tuple([e is not None for e in edges])
         places = tuple([i for i, _ in tensors if chosen.reads[i]])
-        static = _Static(chosen, tuple(values), places, gaps, turns)
+        inner = self.layout is not None and self._has_inner_channels(self.layout, tensors)
+        static = _Static(chosen, tuple(values), places, gaps, turns, inner)
         if self.bias_first and len(edges) == 3:
             edges = [edges[2], *edges[:2]]
         fn = GradFn(self.title, tuple(edges), self._run, saved, static)
         for number, result in enumerate(results):
             set_history(result, fn, number)
+
+    @staticmethod
+    def _has_inner_channels(layout: ChannelsLastAs, tensors: Sequence[tuple[int, Tensor]]) -> bool:
+        """Whether the operands' gradients have their channels innermost, as the results."""
+        if all(a._whole for _, a in tensors):
+            return False
+        return layout.wanted(tuple([(a._shape, a._strides) for _, a in tensors]))
 
     def save_too(self, result: Tensor, rest: Sequence[Tensor]) -> None:
         """Save results that have no gradient, such as places: that one of them is written in place is an error."""
@@ -180,6 +192,8 @@ class _Rule:
             found = rule(tuple(gs), results, *values)
         else:
             found = rule(gs[0], results[0] if results else None, *values)
+        if static.inner:
+            _lay_channels_inside(found)
         if gaps is not None:
             rest = iter(found)
             found = [next(rest) if there else None for there in gaps]
@@ -229,6 +243,17 @@ class _Static(NamedTuple):
     gaps: tuple[bool, ...] | None
     # Whether the rule is one of real numbers, and the operands are complex.
     turns: bool
+    # Whether images and volumes among the cotangents have their channels innermost.
+    inner: bool
+
+
+def _lay_channels_inside(found: Iterable[Tensor | None]) -> None:
+    """Have the channels of new cotangents lie innermost."""
+    for g in found:
+        if g is not None and len(g._shape) in (4, 5) and not (g._levels or g.dtype.is_complex):
+            strides = channels_last(g._shape)
+            if g._strides != strides:
+                lay(g, strides)
 
 
 class _Chosen:

@@ -332,7 +332,7 @@ async function requestAdapter() {
   return adapter;
 }
 
-/** Whether an adapter is a program on the processor: other kernels are fast there than on a graphics card. */
+/** Whether an adapter is a program on the processor, which wants other kernels than a graphics card. */
 export function isSoftware({ info = {}, isFallbackAdapter }) {
   const { vendor, architecture, description } = info;
   return Boolean(isFallbackAdapter || info.isFallbackAdapter || /swiftshader|llvmpipe|lavapipe|basic render/i.test(`${vendor} ${architecture} ${description}`));

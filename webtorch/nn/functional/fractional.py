@@ -79,7 +79,7 @@ def _pooled(
         )
     if input.dim() not in (rank + 1, rank + 2):
         raise RuntimeError(
-            f"{name}: Expected {rank + 1}D or {rank + 2}D tensor, but got: {list(input.shape)}"
+            f"Expected {rank + 1}D or {rank + 2}D tensor, but got: {list(input.shape)}"
         )
     for dim in range(input.dim() - rank - 1, input.dim()):
         if not input.shape[dim]:

@@ -1,0 +1,150 @@
+"""A language model of packed weights: what a token and a prompt take, and the share of the card that they use.
+
+python -m benchmarks.gpu.llm [--shape 8b|0.5b|tiny] [--prompt 2048] [--tokens 64]
+
+The weights are random, packed as Q4_K_M packs them: Q6_K for the head and, in half of the layers, for values and the
+multilayer perceptron's last product; else Q4_K. A token reads all of them once: its bytes a second are set against what
+a copy of a large tensor moves. A prompt is set against float16 products of the same sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+
+import numpy as np
+
+import webtorch
+from benchmarks.gpu.device import device_seconds
+from webtorch.llm.config import Config, Rope
+from webtorch.llm.model import Model
+from webtorch.llm.sampling import Sampling
+from webtorch.llm.session import Session, Steps
+from webtorch.llm.weights import fill
+from webtorch.nn import functional as F
+from webtorch.quantization import FORMATS, PackedTensor
+
+# Layers, width, inner width, heads, heads of keys, vocabulary: of Llama 3 8B and Qwen 2.5 0.5B.
+SHAPES = {
+    "8b": (32, 4096, 14336, 32, 8, 128256),
+    "0.5b": (24, 896, 4864, 14, 2, 151936),
+    "tiny": (2, 256, 512, 4, 2, 1024),
+}
+
+
+class RandomWeights:
+    """Weights of no file: packed matrices of small random numbers, norms of ones."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.nbytes = config, 0
+
+    def _format(self, name: str) -> str:
+        half = any(f"layers.{i}." in name for i in range(0, self.config.num_hidden_layers, 2))
+        fine = "head" in name or (half and name.endswith((".v.weight", ".down.weight")))
+        # Rows that are no whole blocks of 256 have 32, as llama.cpp's fallback.
+        if self.config.hidden_size % 256:
+            return "Q8_0" if fine else "Q5_0"
+        return "Q6_K" if fine else "Q4_K"
+
+    def weight(self, name: str, empty: webtorch.Tensor) -> webtorch.Tensor | PackedTensor:
+        """Return the weight of a name, of the shape of a tensor on the device "meta"."""
+        if empty.ndim != 2:
+            return webtorch.zeros(empty.shape) if "bias" in name else webtorch.ones(empty.shape)
+        rows, columns = empty.shape
+        form = FORMATS[self._format(name)]
+        # Bytes below 16 are halves, scales among them, below 0.001.
+        count = rows * columns // form.elements * form.nbytes
+        data = np.random.default_rng(len(name)).integers(0, 16, count, dtype=np.uint8)
+        packed = PackedTensor.from_bytes(data.tobytes(), form.name, (rows, columns))
+        if "embed" not in name or self.config.tie_word_embeddings:
+            self.nbytes += packed.nbytes
+        return packed
+
+
+def build(shape: str) -> tuple[Model, int]:
+    """Return a model, and the bytes of weights that a token reads."""
+    layers, width, inner, heads, keys, vocabulary = SHAPES[shape]
+    config = Config(
+        "llama", vocabulary, width, inner, layers, heads, keys, width // heads, 8192,
+        rope=Rope(dim=width // heads, theta=500000.0), tie_word_embeddings=shape == "0.5b",
+    )  # fmt: skip
+    with webtorch.device("meta"):
+        model = Model(config)
+    weights = RandomWeights(config)
+    fill(model, weights)
+    return model.eval(), weights.nbytes
+
+
+def bandwidth() -> float:
+    """Return the bytes a second of a copy of 1 GiB, read and written."""
+    x = webtorch.randn(1 << 28)
+    copy = webtorch.compile(lambda x: x + 1)
+    for _ in range(2):
+        webtorch.realize(copy(x))
+    return 2 * x.nbytes / device_seconds(copy.latest().executable)
+
+
+def products(model: Model, count: int) -> float:
+    """Return the seconds of float16 products of `count` rows by weights of a layer's shapes, of all layers."""
+    total = 0.0
+    for name, module in model.layers[0].named_modules():
+        shape = getattr(module, "shape", None)
+        if shape is None or len(shape) != 2:
+            continue
+        weight = webtorch.randn(*shape).half()
+        x = webtorch.randn(count, shape[1]).half()
+        product = webtorch.compile(lambda x, weight=weight: F.linear(x, weight))
+        for _ in range(2):
+            webtorch.realize(product(x))
+        total += device_seconds(product.latest().executable)
+        del name
+    return total * len(model.layers)
+
+
+def main() -> None:
+    """Print a line for a token, one for a prompt."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=SHAPES, default="8b")
+    parser.add_argument("--prompt", type=int, default=2048)
+    parser.add_argument("--tokens", type=int, default=64)
+    options = parser.parse_args()
+    webtorch.set_default_device("webgpu")
+    moved = bandwidth()
+    print(f"a copy of 1 GiB moves {moved / 1e9:.0f} GB/s")
+    started = time.perf_counter()
+    model, nbytes = build(options.shape)
+    print(
+        f"{options.shape}: {nbytes / 1e9:.2f} GB of weights, made in {time.perf_counter() - started:.0f} s"
+    )
+    session = Session(Steps(model), options.prompt + 2 * options.tokens + 64, webtorch.float16)
+    rng = np.random.default_rng(0)
+    vocabulary = model.config.vocab_size
+    first = []
+    for _ in range(3):
+        prompt = rng.integers(0, vocabulary, options.prompt).tolist()
+        started = time.perf_counter()
+        next(session.generate(prompt, 1, Sampling(temperature=0.0)))
+        first.append(time.perf_counter() - started)
+    wanted = products(model, 256) * options.prompt / 256
+    fastest = min(first)
+    print(
+        f"a prompt of {options.prompt}: {fastest * 1e3:.0f} ms, {options.prompt / fastest:.0f} tokens/s (the first "
+        f"{first[0]:.1f} s), {wanted / fastest:.2f} of float16 products alone ({wanted * 1e3:.0f} ms)"
+    )
+    for _ in range(2):
+        times, thread = [time.perf_counter()], time.thread_time()
+        for _ in session.generate(prompt[:16], options.tokens, Sampling(temperature=0.0)):
+            times.append(time.perf_counter())
+        thread = (time.thread_time() - thread) / options.tokens
+    steps = sorted(b - a for a, b in itertools.pairwise(times[2:]))
+    mean = (times[-1] - times[2]) / len(steps)
+    print(
+        f"a token: {mean * 1e3:.2f} ms (median {steps[len(steps) // 2] * 1e3:.2f}), {1 / mean:.0f} tokens/s, "
+        f"{nbytes / mean / 1e9:.0f} GB/s of weights, {nbytes / mean / moved:.2f} of a copy; "
+        f"thread {thread * 1e3:.2f} ms"
+    )
+
+
+if __name__ == "__main__":
+    main()
