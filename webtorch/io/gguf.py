@@ -256,8 +256,8 @@ class GGUFReader:
             raise KeyError(f"{self.file} has no tensor {name!r}; it has {_few(list(self.entries))}")
         entry = self.entries[name]
         kind = _BY_NAME[entry.type]
-        if kind.dtype is None and kind.name not in FORMATS:
-            readable = ", ".join((*_TITLES.values(), *FORMATS))
+        if kind.dtype is None and kind.name not in _BLOCKS.values():
+            readable = ", ".join((*_TITLES.values(), *_BLOCKS.values()))
             _refuse(
                 self.file,
                 f"{name!r} is {entry.type}, which is not read here ({readable} are): requantise the "
@@ -361,7 +361,7 @@ def load_gguf(
 
 # ---- writing --------------------------------------------------------------------------------------
 
-_PACKED_CODES = {k.name: n for n, k in _KINDS.items() if k.name in FORMATS}
+_PACKED_CODES = {name: code for code, name in _BLOCKS.items()}
 _CODES = {k.dtype: n for n, k in _KINDS.items() if k.dtype is not None}
 
 
@@ -431,11 +431,12 @@ def write_gguf(
 
 def _code(t: Tensor | PackedTensor, name: str, file: str) -> int:
     """Return the number of a tensor's element type. Refuses those that the format lacks."""
-    codes, kind = (
-        (_PACKED_CODES, t.format) if isinstance(t, PackedTensor) else (_CODES, t.dtype.name)
-    )
+    if isinstance(t, PackedTensor):
+        codes, kind, what = _PACKED_CODES, t.format, t.format
+    else:
+        codes, kind, what = _CODES, t.dtype.name, str(t.dtype)
     if kind not in codes:
-        _refuse(file, f"GGUF has no {t.dtype} (the tensor {name!r}); convert it first")
+        _refuse(file, f"GGUF has no {what} (the tensor {name!r}); convert it first")
     return codes[kind]
 
 

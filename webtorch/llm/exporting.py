@@ -18,12 +18,13 @@ from webtorch.functions import public as webtorch
 from webtorch.io import Tokenizer, safetensors
 from webtorch.io.gguf import GGUFReader
 from webtorch.io.safetensors import FilePath
+from webtorch.llm.batch import LEAST
+from webtorch.llm.cache import Cache, rewinds
 from webtorch.llm.config import ModelError
 from webtorch.llm.language import LanguageModel, load
 from webtorch.llm.loading import read_config
-from webtorch.llm.model import Cache, Model, PackedExpert, empty_cache
+from webtorch.llm.model import Model, PackedExpert
 from webtorch.llm.sampling import Sampling
-from webtorch.llm.session import LEAST, Session, Steps
 from webtorch.llm.template import DEFAULT, TemplateError, render
 from webtorch.llm.weights import GGUFWeights
 from webtorch.quantization.modules import PackedEmbedding, PackedLinear
@@ -64,13 +65,15 @@ def export(
     if source.is_dir():
         raise ModelError(f"{source}: a page reads a GGUF file; webtorch quantize makes one")
     room = min(context, read_config(source).max_position_embeddings)
-    language = load(source, "cpu", context=room)
+    language = load(source, "cpu", context=room, compile=False)
     model, room = language.model, language.context
     tokenizer = _tokenizer(language)
     about: dict[str, Any] = {
         "title": title or source.stem, "file": _file(source, url), "context": room, "piece": min(PIECE, room),
         "ends": sorted(language.ends), "chat": _chat(language), "check": _check(language),
     }  # fmt: skip
+    # Of layers with a window the cache forgets what they do not see.
+    about["rewinds"] = rewinds(model.config, room)
     about["lengths"] = sorted({min(LEAST, room), room})
     exported, caches = _programs(model, about, cpu)
     reader = GGUFWeights(model.config, GGUFReader(source), "cpu", None)
@@ -132,7 +135,7 @@ def _programs(model: Model, about: dict[str, Any], cpu: bool | None) -> tuple[An
     """Return the programs of a piece of a prompt and of a token, for each length of what is read of the cache, and the
     names of the cache's states.
     """
-    cache: Cache = empty_cache(model.config, about["context"], None, "cpu")
+    cache = Cache(model.config, about["context"], device="cpu")
     packed = [
         m for m in model.modules() if isinstance(m, (PackedLinear, PackedEmbedding, PackedExpert))
     ]
@@ -145,13 +148,13 @@ def _programs(model: Model, about: dict[str, Any], cpu: bool | None) -> tuple[An
         for name, count in (("read", about["piece"]), ("token", 1)):
             step = _step(model, cache, length)
             call = (
-                webtorch.zeros(1, count, dtype=webtorch.int64), webtorch.arange(count),
+                webtorch.zeros(1, count, dtype=webtorch.int64), webtorch.arange(count).unsqueeze(0),
                 webtorch.zeros(1, dtype=webtorch.int64),
             )  # fmt: skip
             steps[f"{name}{length}"] = captured_for_page(step, name, call)
     held_caches = {
         f"cache.{i}.{kind}": parts[0]
-        for i, layer in enumerate(cache)
+        for i, layer in enumerate(cache.layers)
         for kind, parts in zip(("keys", "values"), layer, strict=True)
     }
     weights = [t for _, t in (*model.named_parameters(), *model.named_buffers())]
@@ -270,8 +273,6 @@ def _chat(language: LanguageModel) -> dict[str, Any]:
 def _check(language: LanguageModel) -> dict[str, list[int]]:
     """Return a prompt, and the tokens that the processor gives for it."""
     prompt = language.prompt([{"role": "user", "content": "1 2 3"}])[: max(language.context - 8, 1)]
-    session = Session(Steps(language.model, compile=False), language.context)
-    return {
-        "prompt": prompt,
-        "answer": list(session.generate(prompt, 4, Sampling(temperature=0.0))),
-    }
+    answer = language.generate(prompt, Sampling(temperature=0.0), most=4)
+    list(answer)
+    return {"prompt": prompt, "answer": answer.tokens}

@@ -17,6 +17,7 @@ from webtorch.llm.architectures import architecture, gguf_metadata, parts
 from webtorch.llm.config import Config, ModelError
 from webtorch.llm.mixes import chooser
 from webtorch.llm.model import Expert, Model, PackedExpert
+from webtorch.llm.packings import METHODS
 from webtorch.nn.embedding import Embedding
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
@@ -99,10 +100,18 @@ def fused_parts(config: Config, path: str) -> list[tuple[str, int, int]]:
 class FolderWeights:
     """A folder of Hugging Face's with safetensors."""
 
-    def __init__(self, config: Config, folder: FilePath, device: Any, dtype: DType | None) -> None:
-        """Map the files."""
+    def __init__(
+        self,
+        config: Config,
+        folder: FilePath,
+        device: Any,
+        dtype: DType | None,
+        packing: dict[str, Any] | None = None,
+        packed: bool = True,
+    ) -> None:
+        """Map the files. packing: config.json's quantization_config. packed: whether such weights stay packed."""
         self.config, self.folder, self.device, self.dtype = config, os.fspath(folder), device, dtype
-        self.found = architecture(config)
+        self.found, self.packing, self.packed = architecture(config), packing or {}, packed
         self.records: dict[str, tuple[safetensors.RawTensor, str]] = {}
         for file, listed in weights.shards(folder).items():
             for key, record in safetensors.load_file(file, allow_misaligned=True).items():
@@ -125,6 +134,26 @@ class FolderWeights:
         record, file = self.records[name]
         return weights.tensor_of(record, name, file, device or self.device, None)
 
+    def matrix(self, key: str) -> Tensor | PackedTensor:
+        """Return a tensor of the files, or what a packer made of it."""
+        read = METHODS.get(self.packing.get("quant_method", ""))
+        if read is not None and key.endswith(".weight"):
+            layer = self._name(key).removesuffix("weight")
+
+            def part(name: str) -> Tensor | None:
+                """Return a tensor of the layer."""
+                found = layer + name
+                return self.read(found, "cpu") if found in self.records else None
+
+            out = read(part, self.packing, self.dtype or webtorch.float32)
+            if out is not None:
+                out = out.to(self.device) if self.device is not None else out
+                return out if self.packed or isinstance(out, Tensor) else out.dequantize()
+        found = self.read(key)
+        return (
+            found if self.dtype is None or not found.is_floating_point() else found.to(self.dtype)
+        )
+
     def weight(self, name: str, like: Tensor) -> Tensor | PackedTensor:
         """Return the weight of a name."""
         _, path, kind = parts(name)
@@ -136,14 +165,12 @@ class FolderWeights:
                 path.split(".")[1] + "_proj", "qkv_proj" if "attention" in path else "gate_up_proj"
             )
             begin, end = _rows(self.config, path)
-            return self._typed(self.read(fused)[begin:end])
+            return self.matrix(fused)[begin:end]
         if not path.startswith(_EXPERTS):
-            return self._typed(self.read(key))
+            return self.matrix(key)
         if not self.found.stacked:
-            count = like.shape[0]
-            return webtorch.stack(
-                [self._typed(self.read(key.replace("{e}", str(e)))) for e in range(count)]
-            )
+            experts = [self.matrix(key.replace("{e}", str(e))) for e in range(like.shape[0])]
+            return _each(experts, webtorch.stack)
         # (experts, inputs, outputs), gates and values in turns (gpt-oss).
         whole = key.removesuffix(f".{kind}")
         if kind == "weight" and self._name(f"{whole}_blocks") in self.records:
@@ -275,6 +302,16 @@ def weight_bytes(reader: GGUFReader, dtype: DType, packed: bool) -> int:
         stays = packed and entry.type in FORMATS
         total += entry.end - entry.begin if stays else math.prod(entry.shape) * dtype.itemsize
     return total
+
+
+def packed_bytes(folder: FilePath) -> int | None:
+    """Return how much memory the weights of a folder take that are packed in it; None where they are floats."""
+    found = [
+        r
+        for file in weights.shards(folder)
+        for r in safetensors.load_file(file, allow_misaligned=True).values()
+    ]
+    return None if all("float" in r.dtype for r in found) else sum(r.nbytes for r in found)
 
 
 def named_weights(model: Model) -> Iterator[tuple[str, Tensor | PackedTensor]]:

@@ -22,6 +22,7 @@ foreach    operations on lists of tensors
 products   matmul and einsum whose gradient is recorded
 own        kernels with a form of their own: memory, creation
 compositions  operators that are written with others of PyTorch
+jagged        dense tensors of nested ones, and the other way round
 optimizer  fused optimizers, and Adam as users write it
 autocast   what autocast does with operators
 patches    what of PyTorch's own Python is replaced for the device

@@ -33,6 +33,7 @@ from webtorch.pytorch import (
     sparse,
 )
 from webtorch.pytorch import batchnorm as batchnorm  # declares itself
+from webtorch.pytorch import jagged as jagged  # declares itself
 from webtorch.pytorch import own as own  # declares itself
 from webtorch.pytorch import products as products  # declares itself
 from webtorch.pytorch.compositions import RECURRENT, recurrent_cell, recurrent_layer

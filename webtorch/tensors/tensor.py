@@ -93,9 +93,8 @@ class Tensor(TensorBase):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Note a subclass: one that is asked for kernels is asked for functions where it says so only."""
         super().__init_subclass__(**kwargs)
-        kernels = getattr(cls, "__torch_dispatch__", override.disabled)
         mine: Any = cls.__torch_function__
-        if kernels is not override.disabled and getattr(mine, "__func__", None) is _KEEPS_CLASS:
+        if override.dispatches(cls) and getattr(mine, "__func__", None) is _KEEPS_CLASS:
             cls.__torch_function__ = override.disabled  # type: ignore[method-assign]
 
     @classmethod

@@ -199,9 +199,11 @@ class Chat {
 
   /** Read what the cache does not have of a prompt; return the logits after it. */
   async read(prompt) {
-    const { piece, context } = this.about;
+    const { piece, context, rewinds } = this.about;
     let at = 0;
     while (at < prompt.length - 1 && this.tokens[at] === prompt[at]) at++;
+    // A piece may write over what is there already.
+    if (rewinds !== null && this.tokens.length - at > rewinds - piece) at = 0;
     this.tokens.length = at;
     let logits = null;
     while (at < prompt.length) {
