@@ -61,10 +61,13 @@ def from_array(array: Any, dtype: DType, lent: bool = True) -> Tensor:
 
 
 def on_memory(memory: memoryview) -> Tensor:
-    """Return a flat CPU tensor of bytes on memory that is written by nobody else, without a copy."""
-    import numpy
+    """Return a flat CPU tensor of bytes on memory that is written by nobody else: a copy where there is no NumPy."""
+    try:
+        import numpy
 
-    return from_array(numpy.frombuffer(memory, numpy.uint8), uint8, lent=False)
+        return from_array(numpy.frombuffer(memory, numpy.uint8), uint8, lent=False)
+    except ImportError:
+        return from_bytes(memory, (memory.nbytes,), uint8, "cpu")
 
 
 def from_bytes(
