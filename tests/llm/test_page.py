@@ -76,6 +76,11 @@ def test_a_page_answers_as_the_processor(
     said = [*TALK[0]["messages"], {"role": "user", "content": "heap"}]
     assert _answer(page, "heap") == "".join(model.chat(said, Sampling(temperature=0.0)))
     assert "tokens, " in page.page.text_content("#speed")
+    page.page.click("#new")
+    page.page.click("summary")
+    page.page.fill("#told", "heap")
+    said = [{"role": "system", "content": "heap"}, {"role": "user", "content": "x"}]
+    assert _answer(page, "x") == "".join(model.chat(said, Sampling(temperature=0.0)))
     # The file is here the next time.
     (site / "small.gguf").rename(site / "away.gguf")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -265,8 +266,17 @@ def _chat(language: LanguageModel) -> dict[str, Any]:
         raise TemplateError(
             "the chat template writes longer conversations otherwise: a page cannot follow it"
         )
+    # Before and behind what the model is told first; None: the template has no place for it.
+    system: list[str] | None = None
+    with contextlib.suppress(TemplateError):
+        told = [{"role": "system", "content": marks[0]}, {"role": "user", "content": marks[1]}]
+        found = re.split(
+            "|".join(marks), render(language.template or DEFAULT, told, **language.names)
+        )
+        system = found[:2] if len(found) == 3 and found[2] == last else None
     return {
-        "first": first, "between": between, "again": again, "last": last, "begins": language.template is None,
+        "system": system, "first": first, "between": between, "again": again, "last": last,
+        "begins": language.template is None,
     }  # fmt: skip
 
 

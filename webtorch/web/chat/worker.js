@@ -241,9 +241,9 @@ class Chat {
   }
 
   /** Return the tokens of a conversation, as the file's chat template writes it. */
-  prompt(messages) {
-    const { first, between, again, last, begins } = this.about.chat;
-    let text = first;
+  prompt(messages, told) {
+    const { system, first, between, again, last, begins } = this.about.chat;
+    let text = told && system ? system[0] + told + system[1] : first;
     messages.forEach(({ role, content }, i) => {
       if (i) text += role === "user" ? again : between;
       text += content;
@@ -296,7 +296,7 @@ async function opened(file, wanted) {
   const reason = await chat.open(file, wanted);
   say({ progress: null, text: "Trying the first tokens" });
   const right = await chat.check();
-  say({ ready: true, right, device: chat.engine.deviceName, reason });
+  say({ ready: true, right, told: Boolean(chat.about.chat.system), device: chat.engine.deviceName, reason });
 }
 
 const actions = {
@@ -323,10 +323,10 @@ const actions = {
     }
     await opened(held, device);
   },
-  async ask({ messages, temperature, most }) {
+  async ask({ messages, told, temperature, most }) {
     const decoder = new TextDecoder();
     const began = { at: 0, count: 0 };
-    const finish = await chat.generate(chat.prompt(messages), most ?? Infinity, { temperature }, (token) => {
+    const finish = await chat.generate(chat.prompt(messages, told), most ?? Infinity, { temperature }, (token) => {
       began.at ||= performance.now();
       began.count += 1;
       say({ piece: decoder.decode(chat.tokenizer.bytes(token), { stream: true }) });
