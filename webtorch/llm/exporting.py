@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from webtorch.autograd.grad_mode import no_grad
 from webtorch.functions import public as webtorch
-from webtorch.io import Tokenizer, safetensors
+from webtorch.io import SentencePiece, Tokenizer, safetensors
 from webtorch.io.gguf import GGUFReader
 from webtorch.io.safetensors import FilePath
 from webtorch.llm.batch import LEAST
@@ -206,10 +206,16 @@ def _place(reader: GGUFWeights, state: str) -> dict[str, Any]:
 def _tokenizer(language: LanguageModel) -> dict[str, Any]:
     """Return what the page's tokenizer is made of."""
     found = language.tokenizer
-    if not isinstance(found, Tokenizer):
-        raise ModelError(
-            "a page reads tokenizers of byte-level BPE; this file's is SentencePiece's"
-        )
+    if isinstance(found, SentencePiece):
+        if found.unigram or found.merges is not None:
+            raise ModelError(
+                "a page reads tokenizers of BPE; this file's is SentencePiece's unigram"
+            )
+        return {
+            "tokens": found.tokens, "scores": found.scores, "special": found.special, "kept": sorted(found.kept),
+            "before": found.before, "prefix": bool(found.prefix), "unknown": found.unknown,
+        }  # fmt: skip
+    assert isinstance(found, Tokenizer)
     known = {n: t for t, n in (*found.vocab.items(), *found.special.items())}
     return {
         "tokens": [known.get(i, "") for i in range(len(found))], "merges": [f"{a} {b}" for a, b in found.merges],

@@ -20,7 +20,7 @@ function bubble(role, text) {
   item.className = role;
   item.textContent = text;
   $("talk").append(item);
-  item.scrollIntoView({ block: "end" });
+  scrollTo(0, document.body.scrollHeight);
   return item;
 }
 
@@ -73,7 +73,7 @@ worker.onmessage = ({ data }) => {
     $("text").focus();
   }
   if (data.piece !== undefined && answer) {
-    const low = innerHeight + scrollY > document.body.scrollHeight - 80;
+    const low = innerHeight + scrollY > document.body.scrollHeight - 160;
     answer.append(data.piece);
     if (low) scrollTo(0, document.body.scrollHeight);
   }

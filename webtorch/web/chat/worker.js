@@ -3,7 +3,7 @@
  * from it as they lie there, and answers. Messages: open, ask, stop, forget; see chat.js.
  */
 import { isSoftware, open, openCpu, readSafetensors, requestDevice } from "./runtime.js";
-import { Tokenizer } from "./tokens.js";
+import { tokenizerOf } from "./tokens.js";
 
 const say = (message) => globalThis.postMessage(message);
 const json = async (name) => {
@@ -292,7 +292,7 @@ let chat = null;
 const about = json("model.json");
 
 async function opened(file, wanted) {
-  chat = new Chat(await about, new Tokenizer(await json("tokenizer.json")));
+  chat = new Chat(await about, tokenizerOf(await json("tokenizer.json")));
   const reason = await chat.open(file, wanted);
   say({ progress: null, text: "Trying the first tokens" });
   const right = await chat.check();
@@ -326,10 +326,13 @@ const actions = {
   async ask({ messages, told, temperature, most }) {
     const decoder = new TextDecoder();
     const began = { at: 0, count: 0 };
+    let strips = chat.tokenizer.strips;
     const finish = await chat.generate(chat.prompt(messages, told), most ?? Infinity, { temperature }, (token) => {
       began.at ||= performance.now();
       began.count += 1;
-      say({ piece: decoder.decode(chat.tokenizer.bytes(token), { stream: true }) });
+      const piece = decoder.decode(chat.tokenizer.bytes(token), { stream: true });
+      say({ piece: strips ? piece.replace(/^ /, "") : piece });
+      strips &&= !piece;
     });
     const seconds = (performance.now() - began.at) / 1000;
     say({ piece: decoder.decode(), done: finish, tokens: began.count, speed: began.count > 1 ? (began.count - 1) / seconds : 0 });
