@@ -111,7 +111,11 @@ def sum_to(g: Tensor, shape: Shape) -> Tensor:
 
 
 def _as_shape(x: Tensor, shape: Shape, strides: Shape, name: str) -> Tensor:
-    return as_view(x, shape, strides, x._offset, vjp=reshape, args=(x._shape,), name=name)
+    return as_view(x, shape, strides, x._offset, vjp=_as_before, args=(x._shape,), name=name)
+
+
+def _as_before(g: Tensor, shape: Shape) -> Tensor:
+    return g if g._shape == shape else reshape(g, shape)
 
 
 def _inferred(op: str, x: Tensor, sizes: Shape) -> Shape:
