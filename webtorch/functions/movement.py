@@ -607,6 +607,9 @@ def laid_out(strides: Shape, make: Callable[[Tensor], Tensor], x: Tensor) -> Ten
     out = make(x) if order is None else in_order(order, make, x)
     # The strides of dims of one element are free. What nobody else has, it is no view of.
     out._strides, out._base = strides, None
+    if out._whole and strides != contiguous_strides(x._shape):
+        # Images of one channel lie in two orders at once: the strides say in which.
+        out._whole = False
     return out
 
 
