@@ -240,3 +240,37 @@ def test_a_hook_of_a_module_comes_after_those_of_leaves_of_younger_ones_in_each_
         return log
 
     same(program)
+
+
+@pytest.mark.parametrize("count", [3, 4, 7, 13])
+@pytest.mark.parametrize("between", [False, True])
+def test_leaves_that_one_function_completes_come_as_in_pytorchs_heap(
+    count: int, between: bool
+) -> None:
+    def program(t: Any) -> Any:
+        log: list[int] = []
+        leaves = [t.ones(2, requires_grad=True) for _ in range(count)]
+        for i, x in enumerate(leaves):
+            x.register_post_accumulate_grad_hook(lambda _, i=i: log.append(i))
+        if not between:
+            t.stack(leaves).sum().backward()
+            return log
+        # Other functions wait meanwhile, or come from the same one.
+        waiting = leaves[0].exp() + leaves[1].sin()
+        stacked = t.stack([x * 2 if i % 3 == 1 else x for i, x in enumerate(leaves[1:])])
+        (stacked.sum(0) + waiting).sum().backward()
+        return log
+
+    same(program)
+
+
+@pytest.mark.parametrize("name", ["RNNCell", "LSTMCell", "GRUCell"])
+def test_weights_of_cells_come_in_one_order(name: str) -> None:
+    def program(t: Any) -> Any:
+        cell, log = getattr(t.nn, name)(2, 3), []
+        _watch(cell, log)
+        out = cell(t.ones(4, 2, requires_grad=True))
+        (out[0] if isinstance(out, tuple) else out).sum().backward()
+        return log
+
+    same(program)

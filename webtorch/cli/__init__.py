@@ -342,6 +342,12 @@ def _language(commands: _Commands) -> None:
             help="an adapter: PEFT's folder, or llama.cpp's GGUF file",
         )
         command.add_argument(
+            "--draft",
+            type=Path,
+            metavar="FILE",
+            help="a smaller model with the same tokenizer, which makes answers faster",
+        )
+        command.add_argument(
             "--cache",
             choices=("float32", "float16", "int8"),
             help="of keys and values (default float32)",

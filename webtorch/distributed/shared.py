@@ -38,7 +38,7 @@ TYPES = (float32, float16, bfloat16)
 # The size of a tensor, in bytes: of smaller ones Gloo is as fast, and more memory than this is not kept for ever.
 LEAST, MOST = 1 << 14, 256 << 20
 # So many calls may be under way here that this process has not read to the end, and so many bytes from two on.
-_MOST_UNREAD, _UNREAD_BYTES = 16, 256 << 20
+_MOST_UNREAD, _UNREAD_BYTES = 16, 128 << 20
 # Memory that calls take before their turn has come: in the order in which the caller computes.
 _MOST_AHEAD = 1 << 30
 # From this size on each of many processes adds up a part, and reads the others' sums: with N of them it reads two times

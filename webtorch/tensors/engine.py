@@ -158,12 +158,43 @@ _passes = itertools.count()
 _FIRST = -sys.maxsize
 
 
+def _popped(heap: list[tuple[int, GradFn]], pushed: list[tuple[int, GradFn]]) -> list[GradFn]:
+    """Return what has the greatest key once all of `pushed` are in a heap, in the order in which it is popped, where
+    equal ones come as in libstdc++.
+    """
+
+    def up(hole: int, item: tuple[int, GradFn]) -> None:
+        while hole and heap[(hole - 1) // 2][0] < item[0]:
+            heap[hole] = heap[(hole - 1) // 2]
+            hole = (hole - 1) // 2
+        heap[hole] = item
+
+    for item in pushed:
+        heap.append(item)
+        up(len(heap) - 1, item)
+    found, most = list[GradFn](), heap[0][0]
+    while heap and heap[0][0] == most:
+        found.append(heap[0][1])
+        item, hole = heap.pop(), 0
+        while 2 * hole + 1 < len(heap):
+            # The right one of two equal children.
+            child = 2 * hole + 2
+            if child == len(heap) or heap[child][0] < heap[child - 1][0]:
+                child -= 1
+            heap[hole] = heap[child]
+            hole = child
+        if heap:
+            up(hole, item)
+    return found
+
+
 class Backward:
     """One backward pass: what waits for its functions, and the gradients that were asked for."""
 
     __slots__ = (
         "__weakref__", "accumulate", "callbacks", "create_graph", "found", "heap", "last", "left", "needed",
-        "number", "order", "paused", "retain_graph", "running", "sent", "starts", "targets", "touched", "waiting",
+        "number", "order", "paused", "retain_graph", "running", "sender", "sent", "starts", "targets",
+        "touched", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -179,6 +210,8 @@ class Backward:
         self.number = next(_passes)
         # The function that runs.
         self.running: GradFn | None = None
+        # The last one that has sent what it gave.
+        self.sender: GradFn | None = None
         # What is called once all functions have run.
         self.callbacks: list[Callable[[], object]] = []
         self.retain_graph = retain_graph
@@ -266,8 +299,18 @@ class Backward:
         self.left = left
         whole = [(_FIRST, number, end) for number, end in self.last if end not in left]
         self.heap[:] = [*[item for item in self.heap if item[2] not in left], *whole]
-        heapq.heapify(self.heap)
         self.last.clear()
+        if self.sender is not None:
+            # Those that the last function has completed.
+            ends = {e[0] for e in self.sender.edges if e is not None}
+            done = [item for item in self.heap if item[0] == _FIRST and item[2] in ends]
+            done.sort()
+            places = dict(zip(self._in_order(self.sender, [fn for *_, fn in done]), done))
+            self.heap[:] = [
+                (key, places[fn][1] if fn in places else number, fn)
+                for key, number, fn in self.heap
+            ]
+        heapq.heapify(self.heap)
 
     def _count_before(self, item: tuple[int, int, GradFn], grads: list[Tensor | None]) -> None:
         """Count what is left for leaves before that runs whose turn it was."""
@@ -277,12 +320,27 @@ class Backward:
 
     def _count_down(self, fn: GradFn) -> None:
         """Have leaves come next for which nothing is left since a function has run."""
-        left = self.left or {}
+        left, done = self.left or {}, list[GradFn]()
         for edge in fn.edges if left else ():
             if edge is not None and edge[0] in left:
                 left[edge[0]] -= 1
                 if not left[edge[0]] and edge[0] in self.waiting:
-                    heapq.heappush(self.heap, (_FIRST, next(self.order), edge[0]))
+                    done.append(edge[0])
+        for end in self._in_order(fn, done):
+            heapq.heappush(self.heap, (_FIRST, next(self.order), end))
+
+    def _in_order(self, fn: GradFn, done: list[GradFn]) -> list[GradFn]:
+        """Return the leaves that a function has completed in the order in which they come: that of PyTorch's heap, in
+        which leaves have one key.
+        """
+        if len(done) < 3:
+            return done
+        after = dict.fromkeys([e[0] for e in fn.edges if e is not None])
+        heap = [(-key, one) for key, _, one in self.heap if key != _FIRST and one not in after]
+        whole = {*done}
+        keys = [(-_FIRST if e in whole else e.sequence, e) for e in after]
+        # What lacks something is in no heap yet.
+        return _popped(heap, [pair for pair in keys if pair[0] >= 0])
 
     def run(self) -> None:
         """Run the pass, and what it calls of the user's."""
@@ -418,6 +476,7 @@ class Backward:
                     self.send_none(edge[0])
                 else:
                     self.send(edge, _fit(g, edge))
+        self.sender = fn
         if self.left is not None:
             self._count_down(fn)
 
