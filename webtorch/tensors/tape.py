@@ -206,9 +206,10 @@ class GradFn:
     def next_functions(self) -> tuple[tuple[GradFn | None, int], ...]:
         """The gradient functions of the inputs, as PyTorch shows them."""
         found: dict[tuple[int, int], tuple[GradFn | None, int]] = {}
-        owner = getattr(self.rule, "__self__", None)
-        if hasattr(owner, "show_turned"):
-            owner.show_turned(self)
+        owner: Any = getattr(self.rule, "__self__", None)
+        show = getattr(owner, "show_turned", None)
+        if show is not None:
+            show(self)
         pending = list(reversed(self.edges))
         first = self.first
         if first is not None and all(e is None or e[0].sequence <= first for e in self.edges):

@@ -1020,7 +1020,7 @@ def _materialize(x: Tensor) -> Tensor:
     )
 
 
-def _in_format(x: Tensor, memory_format: object, moved: bool) -> Tensor:
+def _in_format(x: Tensor, memory_format: Any, moved: bool) -> Tensor:
     """Return x in a memory format. What has one channel, or one element for each, may lie in two: PyTorch makes a copy
     unless the strides say which, or x was `moved` into them.
     """
