@@ -18,12 +18,11 @@ import webtorch
 from tests.llm.models import TOKENS, folder, reference
 from webtorch.io import GGUFReader
 from webtorch.llm import (
+    Batch,
     Config,
     ModelError,
     Rope,
     Sampling,
-    Session,
-    Steps,
     load_model,
     quantize_,
     read_config,
@@ -129,7 +128,7 @@ def test_packed_weights_give_what_their_floats_give(name: str, kind: str, tmp_pa
     assert sizes[1] < 0.7 * sizes[0]
     found = []
     for each in (floats, model):
-        session = Session(Steps(each, compile=False), 64)
+        session = Batch(each, 64, compile=False)
         found.append(list(session.generate(TOKENS[0], 4, GREEDY)))
     assert found[0] == found[1]
     with webtorch.no_grad():
