@@ -5,6 +5,7 @@ from webtorch.llm.batch import Batch, ContextFullError, Likely
 from webtorch.llm.cache import Cache, cache_bytes
 from webtorch.llm.config import Config, ModelError, Rope
 from webtorch.llm.examples import DataError
+from webtorch.llm.exporting import export
 from webtorch.llm.finetuning import Finetuning, Progress, finetune
 from webtorch.llm.grammar import Grammar, GrammarError
 from webtorch.llm.language import Answer, LanguageModel, load, quantize_file
@@ -18,6 +19,6 @@ from webtorch.llm.weights import quantize_, save
 __all__ = [
     "Answer", "Batch", "Cache", "Config", "ContextFullError", "DataError", "Finetuning", "Grammar", "GrammarError",
     "LanguageModel", "Likely", "Model", "ModelError", "Needs", "Progress", "Rope", "Sampling", "TemplateError",
-    "cache_bytes", "finetune", "load", "load_model", "lora", "needs", "quantize_", "quantize_file", "read_config",
-    "save",
+    "cache_bytes", "export", "finetune", "load", "load_model", "lora", "needs", "quantize_", "quantize_file",
+    "read_config", "save",
 ]  # fmt: skip

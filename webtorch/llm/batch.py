@@ -18,6 +18,7 @@ from webtorch.llm.cache import PIECES, Cache, rewinds
 from webtorch.llm.config import Config
 from webtorch.llm.model import Model
 from webtorch.llm.sampling import Chooser, Kind, Sampling
+from webtorch.nn import functional as F
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Batch", "Constraint", "ContextFullError", "Likely", "Run", "check"]
@@ -26,6 +27,9 @@ __all__ = ["Batch", "Constraint", "ContextFullError", "Likely", "Run", "check"]
 LEAST = 256
 # What two texts begin with alike is copied if it is as long as this.
 _WORTH = 16
+# How many tokens are drafted at once.
+DRAFTS = 4
+_READ = -(1 << 20)
 
 Result = tuple[Tensor, ...]
 
@@ -82,6 +86,7 @@ class _Text:
     """A place of the batch: the tokens whose keys and values are in the cache, and whose answer it makes."""
 
     tokens: list[int] = field(default_factory=list)
+    drafted: int = 0  # of how many of them the model that drafts has keys and values
     run: Run | None = None
     used: int = 0  # when it was taken last
 
@@ -114,13 +119,22 @@ class Batch:
         texts: int = 1,
         dtype: DType | None = None,
         compile: bool = True,
+        draft: Model | None = None,
     ) -> None:
-        """Make an empty one. dtype: of the cache. compile: whether steps become programs."""
+        """Make an empty one.
+
+        dtype: of the cache. compile: whether steps become programs. draft: a smaller model with the same tokenizer,
+        which says what may come, so that one step of `model` sees whether that is what it chooses (Leviathan et al.,
+        2023); answers are those that there are without.
+        """
         self.model, self.context, self.compile = model, context, compile
         self.device: Any = model.embed.weight.device
         config = model.config
         self.cache = Cache(config, context, texts, dtype, self.device)
         self.chooser = Chooser(config.vocab_size, context + PIECES[-1], texts, self.device)
+        self.draft = draft
+        if draft is not None:
+            self.draft_cache = Cache(draft.config, context, texts, dtype, self.device)
         self.texts = [_Text() for _ in range(texts)]
         self.waiting: deque[Run] = deque()
         self._rewinds = rewinds(config, context)
@@ -131,6 +145,7 @@ class Batch:
         self._ahead: tuple[Result, Kind, list[Run | None]] | None = None
         self._fresh = False  # whether a step may go on from the last one's places
         self._clock = 0
+        self._moving: Callable[[Tensor, Tensor], None] | None = None
         self._changed = threading.Condition()
         self._busy = False
 
@@ -219,7 +234,7 @@ class Batch:
         for text in self.texts:
             if text.run is not None and text.run.last is not None:
                 text.run.prompt, text.run.last = [*text.tokens, text.run.last], None
-            text.tokens = []
+            text.tokens, text.drafted = [], 0
 
     def _release(self) -> None:
         with self._changed:
@@ -272,11 +287,11 @@ class Batch:
         if best.run is None and (len(free) == 1 or 2 * shared >= len(best.tokens) > 0):
             text = best
         elif shared >= _WORTH and text is not best:
-            numbers = [webtorch.tensor([self.texts.index(t)]) for t in (best, text)]
-            self._copied(*(n.to(self.device) for n in numbers))
-            text.tokens = best.tokens[:shared]
+            self._move([best], [text])
+            text.tokens, text.drafted = best.tokens[:shared], min(best.drafted, shared)
             return text
         del text.tokens[self._shared(text, prompt) :]
+        text.drafted = min(text.drafted, len(text.tokens))
         return text
 
     def _shared(self, text: _Text, prompt: Sequence[int]) -> int:
@@ -284,7 +299,7 @@ class Batch:
         pairs = enumerate(zip(text.tokens, prompt[:-1], strict=False))
         least = min(len(text.tokens), len(prompt) - 1)
         shared = next((i for i, (a, b) in pairs if a != b), least)
-        far = self._rewinds is not None and len(text.tokens) - shared > self._rewinds
+        far = self._rewinds is not None and len(text.tokens) - shared > self._rewinds - DRAFTS
         return 0 if far else shared
 
     def _length(self, needed: int) -> int:
@@ -317,10 +332,12 @@ class Batch:
 
     def _step(self, live: list[_Text]) -> None:
         """Make a token of each text, and, where a device works while this waits, begin the next one."""
-        rows = 1
-        while rows < max(self.texts.index(t) for t in live) + 1:
-            rows *= 2
-        rows = min(rows, len(self.texts))
+        if self._ahead is None:
+            self._closed_up(live)
+        rows = self._rows(max(self.texts.index(t) for t in live) + 1)
+        if self._ahead is None and self._drafts(live):
+            self._drafted_step(live, rows)
+            return
         runs = [t.run if t in live else None for t in self.texts[:rows]]
         found, self._ahead = self._ahead, None
         if found is not None:
@@ -343,6 +360,120 @@ class Batch:
                 assert run.last is not None
                 text.tokens.append(run.last)
                 self._take(text, run, said, row)
+
+    def _rows(self, wanted: int) -> int:
+        """Return of how many texts a step is that is of at least so many."""
+        return min(1 << (wanted - 1).bit_length(), len(self.texts))
+
+    def _closed_up(self, live: list[_Text]) -> None:
+        """Bring the texts of a step to the front, if it is then of fewer."""
+        while True:
+            last = max(self.texts.index(t) for t in live)
+            if self._rows(last + 1) == self._rows(len(live)):
+                return
+            free = next(i for i, t in enumerate(self.texts) if t not in live)
+            one, other = self.texts[last], self.texts[free]
+            self._move([one, other], [other, one])
+            self.texts[last], self.texts[free] = other, one
+
+    def _move(self, sources: list[_Text], targets: list[_Text]) -> None:
+        """Copy what is kept of texts to others."""
+        if self._moving is None:
+            held = [self.cache.move, self.chooser.move]
+            held += [] if self.draft is None else [self.draft_cache.move]
+
+            @no_grad()
+            def moved(old: Tensor, new: Tensor) -> None:
+                for move in held:
+                    move(old, new)
+
+            self._moving = compiled(moved) if self.compile else moved
+        numbers = [[self.texts.index(t) for t in ts] for ts in (sources, targets)]
+        self._moving(*(webtorch.tensor(n).to(self.device) for n in numbers))
+
+    # ---- drafts
+
+    def _drafts(self, live: list[_Text]) -> bool:
+        """Return whether a step may be drafted: no choice hangs on which tokens came before it."""
+        runs = [t.run for t in live if t.run is not None]
+        told = any(r.kind.masked or r.kind.told or r.sampling.remembers for r in runs)
+        return self.draft is not None and not told
+
+    def _read_for_drafts(self, text: _Text) -> None:
+        """Let the model that drafts read what it has not."""
+        while text.drafted < len(text.tokens):
+            left = len(text.tokens) - text.drafted
+            width = next((p for p in PIECES if p <= left), PIECES[-1])
+            piece = text.tokens[text.drafted : text.drafted + width]
+            given = (
+                webtorch.tensor([piece + [0] * (width - len(piece))]),
+                webtorch.arange(text.drafted, text.drafted + width).unsqueeze(0),
+                webtorch.tensor([self.texts.index(text)]),
+            )
+            program = self._program(_READ, self._length(text.drafted + width), Kind())
+            program(*(g.to(self.device) for g in given))
+            text.drafted += len(piece)
+
+    def _drafted_step(self, live: list[_Text], rows: int) -> None:
+        """Make some tokens of each text: as many as were drafted rightly, and one more."""
+        for text in live:
+            self._read_for_drafts(text)
+        self._fresh = False
+        runs = [t.run if t in live else None for t in self.texts[:rows]]
+        kind = Kind(all(r is None or r.kind.greedy for r in runs))
+        last = [0 if r is None or r.last is None else r.last for r in runs]
+        places = [len(t.tokens) for t in self.texts[:rows]]
+        length = self._length(max(p for p, r in zip(places, runs, strict=True) if r) + DRAFTS + 1)
+        program = self._program(-rows, length, kind)
+        given = webtorch.tensor(last).unsqueeze(1), webtorch.tensor(places)
+        drafts, chosen = (t.tolist() for t in program(*(g.to(self.device) for g in given)))
+        for row, (text, run) in enumerate(zip(self.texts, runs, strict=False)):
+            if run is None:
+                continue
+            for i, token in enumerate(chosen[row]):
+                assert run.last is not None
+                text.tokens.append(run.last)
+                self._take(text, run, [[[token]]], 0)
+                if run.ended or i == DRAFTS or drafts[row][i] != token:
+                    break
+            # Drafts were read, too; what was wrong of them is written over.
+            text.drafted = len(text.tokens)
+
+    def _of_drafts(self, rows: int, length: int, kind: Kind) -> Callable[..., Result]:
+        model, cache, chooser, device = self.model, self.cache, self.chooser, self.device
+        draft, held = self.draft, getattr(self, "draft_cache", None)
+        assert draft is not None
+
+        @no_grad()
+        def step(tokens: Tensor, at: Tensor) -> Result:
+            texts, none = webtorch.arange(rows, device=device), webtorch.zeros(1, device=device)
+            given = [tokens]
+            for i in range(DRAFTS + 1):
+                logits = draft(given[i], (at + i).unsqueeze(1), held, None, length)[:, 0]
+                # Sizes are rounded up, to other multiples.
+                more = model.config.vocab_size - logits.shape[-1]
+                logits = F.pad(logits, (0, more), value=float("-inf"))
+                given += chooser.choose(kind, logits, texts, at + i + 1, none.expand(rows), None)
+            places = at.unsqueeze(1) + webtorch.arange(DRAFTS + 1, device=device)
+            read = webtorch.cat(given[:-1], 1)
+            logits = model(read, places, cache, None, length).flatten(0, 1)
+            every = texts.repeat_interleave(DRAFTS + 1)
+            none = none.expand(every.shape[0])
+            (chosen,) = chooser.choose(kind, logits, every, places.flatten() + 1, none, None)
+            return read[:, 1:], chosen.view(rows, -1)
+
+        return step
+
+    def _of_reading(self, length: int) -> Callable[..., Result]:
+        draft, held = self.draft, getattr(self, "draft_cache", None)
+        assert draft is not None
+
+        @no_grad()
+        def step(tokens: Tensor, at: Tensor, row: Tensor) -> Result:
+            draft.hidden(tokens, at, held, length, row)
+            return ()
+
+        return step
 
     def _goes_on(self, runs: list[Run | None]) -> bool:
         """Return whether no answer is sure to end with the token that comes."""
@@ -388,13 +519,19 @@ class Batch:
     def _take(self, text: _Text, run: Run, said: list[Any], row: int) -> None:
         """Hand a token out, and see whether the answer goes on."""
         number = said[0][row][0]
+        if run.ended:
+            return
         if number in run.stop:
             run.ended, run.finish = True, "stop"
             return
         if run.told:
             top = list(zip(said[3][row], said[2][row], strict=True))
             run.likely.append(Likely(said[1][row][0], top))
-        over = run.constraint is not None and run.constraint.take(number)
+        try:
+            over = run.constraint is not None and run.constraint.take(number)
+        except WebtorchError as error:
+            run.error, run.ended = error, True
+            return
         run.last = number
         run.made += 1
         run.out.append(number)
@@ -404,10 +541,19 @@ class Batch:
     # ---- programs
 
     def _program(self, rows: int, length: int, kind: Kind) -> Callable[..., Result]:
-        """Return the step of the first `rows` texts, or, for 0, of a piece of one, which reads `length` places."""
+        """Return the step that reads `length` places: of the first `rows` texts, less than 0 with drafts; 0: of a piece
+        of one; _READ: of a piece for the model that drafts.
+        """
         found = self._made.get((rows, length, kind))
         if found is None:
-            found = self._of_piece(length, kind) if rows == 0 else self._of_rows(rows, length, kind)
+            if rows == _READ:
+                found = self._of_reading(length)
+            elif rows < 0:
+                found = self._of_drafts(-rows, length, kind)
+            elif rows == 0:
+                found = self._of_piece(length, kind)
+            else:
+                found = self._of_rows(rows, length, kind)
             found = compiled(found) if self.compile else found
             self._made[rows, length, kind] = found
         return found
@@ -438,9 +584,3 @@ class Batch:
             return (*chosen, at + live.to(at.dtype))
 
         return step
-
-    @property
-    def _copied(self) -> Callable[[Tensor, Tensor], None]:
-        if "copy" not in self.__dict__:
-            self.__dict__["copy"] = compiled(self.cache.copy) if self.compile else self.cache.copy
-        return self.__dict__["copy"]

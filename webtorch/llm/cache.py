@@ -26,7 +26,8 @@ def rewinds(config: Config, context: int) -> int | None:
     """Return by how many tokens a text may be taken back, or None for any: layers with a window keep no more."""
     kept = [i for i in range(config.num_hidden_layers) if config.window(i) is not None]
     short = any(_places(config, i, context) < context + PIECES[-1] for i in kept)
-    return PIECES[0] - 1 if short else None
+    # What is too much of a piece is written over the oldest.
+    return PIECES[0] - PIECES[-1] - 1 if short else None
 
 
 def cache_bytes(config: Config, context: int, dtype: DType | None = None) -> int:
@@ -69,14 +70,13 @@ class Cache:
 
         self.layers = [(empty(p), empty(p)) for p in self.places]
 
-    def copy(self, source: Tensor, target: Tensor) -> None:
-        """Copy what is kept of a text to another one; both are numbers (1,), int64."""
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy what is kept of texts to others; both are numbers (n,), int64."""
         for places, held in zip(self.places, self.layers, strict=True):
-            there = webtorch.arange(places, device=source.device)
+            there = webtorch.arange(places, device=sources.device)
+            old, new = ((t.unsqueeze(1) * places + there).flatten() for t in (sources, targets))
             for t in (*held[0], *held[1]):
-                t.index_copy_(
-                    0, target * places + there, t.index_select(0, source * places + there)
-                )
+                t.index_copy_(0, new, t.index_select(0, old))
 
 
 class Reading:

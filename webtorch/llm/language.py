@@ -16,7 +16,8 @@ from webtorch.io.gguf import GGUFReader
 from webtorch.io.safetensors import FilePath
 from webtorch.ir.dtype import DType
 from webtorch.llm import lora
-from webtorch.llm.batch import Batch, Likely, Run, check
+from webtorch.llm.batch import Batch, ContextFullError, Likely, Run, check
+from webtorch.llm.config import ModelError
 from webtorch.llm.grammar import Grammar, Grammars
 from webtorch.llm.loading import load_model, open_weights, read_config, read_json
 from webtorch.llm.memory import Needs, needs
@@ -35,6 +36,9 @@ from webtorch.llm.weights import packed_bytes, save, save_quantized, weight_byte
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Answer", "LanguageModel", "load", "quantize_file"]
+
+# A token has no more letters, but for long rows of spaces.
+_LETTERS = 128
 
 
 @dataclass
@@ -80,18 +84,20 @@ class LanguageModel:
         cache: DType | None = None,
         texts: int = 1,
         compile: bool = True,
+        draft: Model | None = None,
     ) -> None:
         """Put the parts together.
 
         template: of chats, in Jinja; None: that of ChatML. ends: numbers of tokens that end an answer, besides
         those whose names say so. names: what the template may read (bos_token, eos_token). context: tokens of a
         text at most. cache: the type of keys and values. texts: how many answers are made at once.
+        draft: a smaller model with the same tokenizer, which makes answers faster (`Batch`).
         """
         self.model, self.tokenizer = model.eval(), tokenizer
         self.template, self.names = template, dict(names or {})
         self.ends = ends_of(tokenizer, ends)
         self.context = context or min(4096, model.config.max_position_embeddings)
-        self.batch = Batch(model, self.context, texts, cache, compile)
+        self.batch = Batch(model, self.context, texts, cache, compile, draft)
         self.needs: Needs | None = None
 
     # ---- text
@@ -102,7 +108,15 @@ class LanguageModel:
         names: what the template may read besides (tools). Raises TemplateError where it refuses.
         """
         text = render(self.template or DEFAULT, messages, **{**self.names, **names})
-        return self.tokenizer.encode(text, add_special_tokens=self.template is None)
+        return self.encode(text, self.template is None)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Return the tokens of a text, if it may fit at all: to cut a long one takes its time."""
+        if len(text) > _LETTERS * self.context:
+            raise ContextFullError(
+                f"the prompt has {len(text):,} letters, and the context {self.context:,} tokens"
+            )
+        return self.tokenizer.encode(text, add_special_tokens=special)
 
     def chat(
         self, messages: Sequence[Message], sampling: Sampling | None = None, *, most: int | None = None,
@@ -128,7 +142,7 @@ class LanguageModel:
         it may be. likely: whether its tokens' log probabilities are wanted. Raises ContextFullError for a prompt that
         is too long, GrammarError for a grammar that is wrong.
         """
-        given = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        given = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
         return self._answer(given, sampling, most, stop, (grammar, likely), begins=False)
 
     @functools.cached_property
@@ -177,7 +191,7 @@ class LanguageModel:
 
     def embed(self, text: str | Sequence[int]) -> Tensor:
         """Return a text as a vector of length 1, (width,): the mean of what the last layer gives for its tokens."""
-        given = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        given = self.encode(text) if isinstance(text, str) else list(text)
         check(given, self.model.config, self.context)
         with self.batch.alone(), no_grad():
             device = self.model.embed.weight.device
@@ -228,12 +242,14 @@ def load(
     texts: int = 1,
     compile: bool = True,
     packed: bool = True,
+    draft: FilePath | None = None,
 ) -> LanguageModel:
     """Return the language model of a GGUF file, or of a folder of Hugging Face's.
 
     dtype: of what is computed, and of weights that are floats (default float32). packed: quantised weights of GGUF
     stay as they are in the file. context, cache and texts: as of `LanguageModel`; without a context,
-    as much as the model knows, at most 4096, and as fits. Raises OutOfMemoryError, before anything is loaded, where
+    as much as the model knows, at most 4096, and as fits. draft: the file of a smaller model with the same tokenizer,
+    which makes answers faster. Raises OutOfMemoryError, before anything is loaded, where
     it does not fit; ModelError, GGUFError, SafetensorError, TokenizerError and OSError for files that are damaged,
     absent or of other kinds.
     """
@@ -247,16 +263,35 @@ def load(
         size = weight_bytes(GGUFReader(place), dtype or webtorch.float32, packed)
     found = needs(config, where, dtype, context, cache, texts, size)
     told = _folder(place) if place.is_dir() else _gguf(place)
+    smaller = None
+    if draft is not None:
+        smaller = _draft(Path(draft), told["tokenizer"], where, dtype, found.context, cache, texts)
     made = LanguageModel(
         load_model(place, where, dtype, packed),
         context=found.context,
         cache=cache,
         texts=texts,
         compile=compile,
+        draft=smaller,
         **told,
     )
     made.needs = found
     return made
+
+
+def _draft(
+    place: Path, tokenizer: Tokens, device: Any, dtype: DType | None, context: int, *held: Any
+) -> Model:
+    """Return a model that drafts. Raises ModelError where its tokenizer is another."""
+    own = (_folder(place) if place.is_dir() else _gguf(place))["tokenizer"]
+    count = min(len(own), len(tokenizer))
+    same = own.special == tokenizer.special and all(
+        own.piece(i) == tokenizer.piece(i) for i in range(0, count, 97)
+    )
+    if not same:
+        raise ModelError(f"{place}: the tokenizer of the model that drafts is another")
+    needs(read_config(place), device, dtype, context, *held)
+    return load_model(place, device, dtype)
 
 
 def quantize_file(path: FilePath, target: FilePath, format: str, device: object = None) -> None:

@@ -144,6 +144,11 @@ class Chooser:
         ):
             held.index_copy_(0, at, row.to(self.device).unsqueeze(0))
 
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy what texts are chosen by to others; both are numbers (n,), int64."""
+        for held in self.all:
+            held.index_copy_(0, targets, held.index_select(0, sources))
+
     @property
     def all(self) -> tuple[Tensor, ...]:
         """Return what there is, a row for each text."""
@@ -156,7 +161,7 @@ class Chooser:
         rows: Tensor,
         places: Tensor,
         live: Tensor,
-        allowed: Tensor,
+        allowed: Tensor | None,
     ) -> tuple[Tensor, ...]:
         """Return tokens (N, 1) for logits (N, V) of the texts `rows` (N,), which stand at places (N,).
 
@@ -164,6 +169,7 @@ class Chooser:
         that tells, also the log probability (N, 1), and the likeliest (N, 20) with theirs.
         """
         if kind.masked:
+            assert allowed is not None
             bits = allowed.unsqueeze(-1) >> webtorch.arange(32, device=logits.device)
             may = (bits & 1).flatten(1)[:, : self.vocabulary]
             masked = logits.masked_fill(may == 0, float("-inf"))

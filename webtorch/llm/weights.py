@@ -6,7 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from webtorch.functions import public as webtorch
 from webtorch.io import safetensors, weights
@@ -26,8 +26,8 @@ from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, Packed
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
-    "FolderWeights", "GGUFWeights", "Weights", "fill", "fused_parts", "permuted_rows", "put_packed", "quantize_",
-    "save", "save_quantized", "weight_bytes",
+    "FolderWeights", "GGUFWeights", "Place", "Weights", "fill", "fused_parts", "permuted_rows", "put_packed",
+    "quantize_", "save", "save_quantized", "weight_bytes",
 ]  # fmt: skip
 
 # The rows of these are turned by places.
@@ -200,6 +200,14 @@ class FolderWeights:
         return t if self.dtype is None or not t.is_floating_point() else t.to(self.dtype)
 
 
+class Place(NamedTuple):
+    """Where a GGUF file has a weight: a tensor, which of its rows, and for how many heads these are in pairs."""
+
+    tensor: str
+    rows: tuple[int, int] | None = None
+    heads: int | None = None
+
+
 class GGUFWeights:
     """A GGUF file."""
 
@@ -224,30 +232,37 @@ class GGUFWeights:
 
     def weight(self, name: str, like: Tensor) -> Tensor | PackedTensor:
         """Return the weight of a name."""
-        number, path, kind = parts(name)
-        key, here = self.found.weight(name, gguf=True), self.reader.entries
-        if path in (*_TURNED, "attention.v") and key not in here and self.found.fused:
-            begin, end = _rows(self.config, path)
-            return self.read(f"blk.{number}.attn_qkv.{kind}")[begin:end]
-        if path in ("mlp.gate", "mlp.up") and self.found.fused:
-            begin, end = _rows(self.config, path)
-            return self.read(f"blk.{number}.ffn_up.{kind}")[begin:end]
-        if path.startswith(_EXPERTS) and key not in here:
+        place = self.place(name)
+        if place is None:
             # Files of the first mixtures have a tensor for each expert.
+            key = self.found.weight(name, gguf=True)
             singles = [
                 self.read(key.replace("_exps.", f".{e}."), "cpu") for e in range(like.shape[0])
             ]
             return _each(singles, webtorch.stack).to(self.device)
+        if place.rows is not None:
+            begin, end = place.rows
+            return self.read(place.tensor)[begin:end]
+        if place.heads is not None:
+            whole = self.read(place.tensor, "cpu")
+            return _each([whole], functools.partial(_unpermuted, place.heads)).to(self.device)
+        out = self.read(place.tensor)
+        shared = parts(name)[1] == "mlp.shared_gate"
+        return out.reshape(like.shape) if isinstance(out, Tensor) and shared else out
+
+    def place(self, name: str) -> Place | None:
+        """Return where the weight of a name is; None: in tensors for each expert."""
+        number, path, kind = parts(name)
+        key, here = self.found.weight(name, gguf=True), self.reader.entries
+        if path in (*_TURNED, "attention.v") and key not in here and self.found.fused:
+            return Place(f"blk.{number}.attn_qkv.{kind}", _rows(self.config, path))
+        if path in ("mlp.gate", "mlp.up") and self.found.fused:
+            return Place(f"blk.{number}.ffn_up.{kind}", _rows(self.config, path))
+        if path.startswith(_EXPERTS) and key not in here:
+            return None
         if self.found.permuted and path in _TURNED:
-            heads = getattr(self.config, _TURNED[path])
-            whole = self.read(key, "cpu")
-            return _each([whole], functools.partial(_unpermuted, heads)).to(self.device)
-        out = self.read(key)
-        return (
-            out.reshape(like.shape)
-            if isinstance(out, Tensor) and path == "mlp.shared_gate"
-            else out
-        )
+            return Place(key, heads=getattr(self.config, _TURNED[path]))
+        return Place(key)
 
 
 def _unpermuted(heads: int, whole: list[Tensor]) -> Tensor:

@@ -294,7 +294,7 @@ for _count in _GROUPS:
     _in_groups(_count)
 
 
-def _chosen(values: Sequence[float], index: Expr) -> Expr:
+def chosen(values: Sequence[float], index: Expr) -> Expr:
     """Return one of 16 numbers, bit by bit of the index."""
     found = [ex.const(v, float32) for v in values]
     for bit in range(4):
@@ -305,12 +305,12 @@ def _chosen(values: Sequence[float], index: Expr) -> Expr:
 
 @_format("NF4", 36, (2, 32), (0,))
 def _nf4(b: Block, h: Expr, _c: Expr) -> Expr:
-    return ex.bitcast(b.word(0), float32) * _chosen(NF4, _cut(b.byte(4, 0, 1), h * 4, 4))
+    return ex.bitcast(b.word(0), float32) * chosen(NF4, _cut(b.byte(4, 0, 1), h * 4, 4))
 
 
 @_format("FP4", 36, (2, 32), (0,))
 def _fp4(b: Block, h: Expr, _c: Expr) -> Expr:
-    return ex.bitcast(b.word(0), float32) * _chosen(FP4, _cut(b.byte(4, 0, 1), h * 4, 4))
+    return ex.bitcast(b.word(0), float32) * chosen(FP4, _cut(b.byte(4, 0, 1), h * 4, 4))
 
 
 # ---- operations made of a format

@@ -14,6 +14,7 @@ random     random operators, from generators of either side; all others mean wha
 attention  scaled dot-product attention as one operator
 grouped    products of groups of rows: experts
 regions    torchvision's compiled operators
+packers    bitsandbytes' operators
 sparse     COO tensors, and compressed: CSR and CSC
 wide       float64 and complex128, which the CPU engine computes
 kernels    how a meaning becomes a PyTorch kernel

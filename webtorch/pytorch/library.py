@@ -28,6 +28,7 @@ from webtorch.pytorch import (
     grouped,
     lent,
     optimizer,
+    packers,
     patches,
     regions,
     sparse,
@@ -211,6 +212,7 @@ def _register() -> None:
         importlib.import_module("webtorch.pytorch.distributed").register()
     attention.register(kernel_for)
     regions.register(functional)
+    packers.register(functional)
     grouped.register(functional)
     patches.apply()
     _follow_forward_mode()

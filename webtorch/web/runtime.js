@@ -332,12 +332,11 @@ async function requestAdapter() {
   return adapter;
 }
 
-/** Whether an adapter is a program on the processor: other kernels are fast there than on a graphics card. */
-function isSoftware({ info = {}, isFallbackAdapter }) {
+/** Whether an adapter is a program on the processor, which wants other kernels than a graphics card. */
+export function isSoftware({ info = {}, isFallbackAdapter }) {
   const { vendor, architecture, description } = info;
   return Boolean(isFallbackAdapter || info.isFallbackAdapter || /swiftshader|llvmpipe|lavapipe|basic render/i.test(`${vendor} ${architecture} ${description}`));
 }
-
 
 /** Return what a program needs and an adapter has not, in words. */
 function tooLittle(adapter, { limits = {}, features = [] }) {
