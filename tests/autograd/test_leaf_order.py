@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -274,3 +275,27 @@ def test_weights_of_cells_come_in_one_order(name: str) -> None:
         return log
 
     same(program)
+
+
+def test_leaves_of_random_graphs_come_in_one_order() -> None:
+    def program(t: Any, seed: int) -> Any:
+        rng, log = random.Random(seed), list[int]()
+        leaves = [t.ones(2, requires_grad=True) for _ in range(rng.choice([4, 6, 8]))]
+        for i, x in enumerate(leaves):
+            x.register_post_accumulate_grad_hook(lambda _, i=i: log.append(i))
+        values = [*leaves]
+        for _ in range(5):
+            # Some lead to a leaf twice, and some wait while others run.
+            found = [rng.choice(rng.choice([leaves, values])) for _ in range(6)]
+            kind = rng.randrange(3)
+            if kind == 0:
+                values.append(t.stack(found).sum(0))
+            elif kind == 1:
+                values.append(t.addcmul(*found[:3]))
+            else:
+                values.append(found[0].exp() * found[1])
+        t.stack(values[-3:]).sum().backward()
+        return log
+
+    for seed in range(24):
+        same(lambda t, seed=seed: program(t, seed))

@@ -25,6 +25,7 @@ from webtorch.tensors.device import device_of
 from webtorch.tensors.formats import strided
 from webtorch.tensors.host import tracing
 from webtorch.tensors.modes import Task, in_transform, mode
+from webtorch.tensors.order import graph_of, in_heaps_order
 from webtorch.tensors.tape import (
     FREED,
     AccumulateGrad,
@@ -158,36 +159,6 @@ _passes = itertools.count()
 _FIRST = -sys.maxsize
 
 
-def _popped(heap: list[tuple[int, GradFn]], pushed: list[tuple[int, GradFn]]) -> list[GradFn]:
-    """Return what has the greatest key once all of `pushed` are in a heap, in the order in which it is popped, where
-    equal ones come as in libstdc++.
-    """
-
-    def up(hole: int, item: tuple[int, GradFn]) -> None:
-        while hole and heap[(hole - 1) // 2][0] < item[0]:
-            heap[hole] = heap[(hole - 1) // 2]
-            hole = (hole - 1) // 2
-        heap[hole] = item
-
-    for item in pushed:
-        heap.append(item)
-        up(len(heap) - 1, item)
-    found, most = list[GradFn](), heap[0][0]
-    while heap and heap[0][0] == most:
-        found.append(heap[0][1])
-        item, hole = heap.pop(), 0
-        while 2 * hole + 1 < len(heap):
-            # The right one of two equal children.
-            child = 2 * hole + 2
-            if child == len(heap) or heap[child][0] < heap[child - 1][0]:
-                child -= 1
-            heap[hole] = heap[child]
-            hole = child
-        if heap:
-            up(hole, item)
-    return found
-
-
 class Backward:
     """One backward pass: what waits for its functions, and the gradients that were asked for."""
 
@@ -305,12 +276,17 @@ class Backward:
             ends = {e[0] for e in self.sender.edges if e is not None}
             done = [item for item in self.heap if item[0] == _FIRST and item[2] in ends]
             done.sort()
-            places = dict(zip(self._in_order(self.sender, [fn for *_, fn in done]), done))
+            places = dict(
+                zip(in_heaps_order(self.sender, [fn for *_, fn in done], self._others()), done)
+            )
             self.heap[:] = [
                 (key, places[fn][1] if fn in places else number, fn)
                 for key, number, fn in self.heap
             ]
         heapq.heapify(self.heap)
+
+    def _others(self) -> list[tuple[int, GradFn]]:
+        return [(-key, fn) for key, _, fn in self.heap if key != _FIRST]
 
     def _count_before(self, item: tuple[int, int, GradFn], grads: list[Tensor | None]) -> None:
         """Count what is left for leaves before that runs whose turn it was."""
@@ -326,21 +302,8 @@ class Backward:
                 left[edge[0]] -= 1
                 if not left[edge[0]] and edge[0] in self.waiting:
                     done.append(edge[0])
-        for end in self._in_order(fn, done):
+        for end in in_heaps_order(fn, done, self._others()) if len(done) > 1 else done:
             heapq.heappush(self.heap, (_FIRST, next(self.order), end))
-
-    def _in_order(self, fn: GradFn, done: list[GradFn]) -> list[GradFn]:
-        """Return the leaves that a function has completed in the order in which they come: that of PyTorch's heap, in
-        which leaves have one key.
-        """
-        if len(done) < 3:
-            return done
-        after = dict.fromkeys([e[0] for e in fn.edges if e is not None])
-        heap = [(-key, one) for key, _, one in self.heap if key != _FIRST and one not in after]
-        whole = {*done}
-        keys = [(-_FIRST if e in whole else e.sequence, e) for e in after]
-        # What lacks something is in no heap yet.
-        return _popped(heap, [pair for pair in keys if pair[0] >= 0])
 
     def run(self) -> None:
         """Run the pass, and what it calls of the user's."""
@@ -681,18 +644,6 @@ def queue_callback(callback: Callable[[], object]) -> None:
     if mode.task is None:
         raise RuntimeError("Final callbacks can only be installed during backward pass.")
     mode.task.callbacks.append(callback)
-
-
-def graph_of(starts: Iterable[GradFn | None]) -> dict[GradFn, None]:
-    """Return the functions that a backward pass from `starts` may run, in an order that depends on the graph alone."""
-    seen: dict[GradFn, None] = {}
-    pending = [fn for fn in starts if fn is not None]
-    while pending:
-        fn = pending.pop()
-        if fn not in seen:
-            seen[fn] = None
-            pending.extend(e[0] for e in fn.edges if e is not None)
-    return seen
 
 
 def _fit(g: Tensor, edge: Edge) -> Tensor:
