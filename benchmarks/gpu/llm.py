@@ -17,10 +17,10 @@ import numpy as np
 
 import webtorch
 from benchmarks.gpu.device import device_seconds
+from webtorch.llm.batch import Batch
 from webtorch.llm.config import Config, Rope
 from webtorch.llm.model import Model
 from webtorch.llm.sampling import Sampling
-from webtorch.llm.session import Session, Steps
 from webtorch.llm.weights import fill
 from webtorch.nn import functional as F
 from webtorch.quantization import FORMATS, PackedTensor
@@ -120,14 +120,14 @@ def main() -> None:
     model, nbytes = build(options.shape, getattr(webtorch, options.dtype))
     made = time.perf_counter() - started
     print(f"{options.shape}, {options.dtype}: {nbytes / 1e9:.2f} GB of weights, made in {made:.0f} s")
-    session = Session(Steps(model), options.prompt + 2 * options.tokens + 64, webtorch.float16)
+    batch = Batch(model, options.prompt + 2 * options.tokens + 64, 1, webtorch.float16)
     rng = np.random.default_rng(0)
     vocabulary = model.config.vocab_size
     first = []
     for _ in range(3):
         prompt = rng.integers(0, vocabulary, options.prompt).tolist()
         started = time.perf_counter()
-        next(session.generate(prompt, 1, Sampling(temperature=0.0)))
+        next(batch.generate(prompt, 1, Sampling(temperature=0.0)))
         first.append(time.perf_counter() - started)
     wanted = products(model, 256) * options.prompt / 256
     fastest = min(first)
@@ -137,7 +137,7 @@ def main() -> None:
     )
     for _ in range(2):
         times, thread = [time.perf_counter()], time.thread_time()
-        for _ in session.generate(prompt[:16], options.tokens, Sampling(temperature=0.0)):
+        for _ in batch.generate(prompt[:16], options.tokens, Sampling(temperature=0.0)):
             times.append(time.perf_counter())
         thread = (time.thread_time() - thread) / options.tokens
     steps = sorted(b - a for a, b in itertools.pairwise(times[2:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -240,3 +241,61 @@ def test_a_hook_of_a_module_comes_after_those_of_leaves_of_younger_ones_in_each_
         return log
 
     same(program)
+
+
+@pytest.mark.parametrize("count", [3, 4, 7, 13])
+@pytest.mark.parametrize("between", [False, True])
+def test_leaves_that_one_function_completes_come_as_in_pytorchs_heap(
+    count: int, between: bool
+) -> None:
+    def program(t: Any) -> Any:
+        log: list[int] = []
+        leaves = [t.ones(2, requires_grad=True) for _ in range(count)]
+        for i, x in enumerate(leaves):
+            x.register_post_accumulate_grad_hook(lambda _, i=i: log.append(i))
+        if not between:
+            t.stack(leaves).sum().backward()
+            return log
+        # Other functions wait meanwhile, or come from the same one.
+        waiting = leaves[0].exp() + leaves[1].sin()
+        stacked = t.stack([x * 2 if i % 3 == 1 else x for i, x in enumerate(leaves[1:])])
+        (stacked.sum(0) + waiting).sum().backward()
+        return log
+
+    same(program)
+
+
+@pytest.mark.parametrize("name", ["RNNCell", "LSTMCell", "GRUCell"])
+def test_weights_of_cells_come_in_one_order(name: str) -> None:
+    def program(t: Any) -> Any:
+        cell, log = getattr(t.nn, name)(2, 3), []
+        _watch(cell, log)
+        out = cell(t.ones(4, 2, requires_grad=True))
+        (out[0] if isinstance(out, tuple) else out).sum().backward()
+        return log
+
+    same(program)
+
+
+def test_leaves_of_random_graphs_come_in_one_order() -> None:
+    def program(t: Any, seed: int) -> Any:
+        rng, log = random.Random(seed), list[int]()
+        leaves = [t.ones(2, requires_grad=True) for _ in range(rng.choice([4, 6, 8]))]
+        for i, x in enumerate(leaves):
+            x.register_post_accumulate_grad_hook(lambda _, i=i: log.append(i))
+        values = [*leaves]
+        for _ in range(5):
+            # Some lead to a leaf twice, and some wait while others run.
+            found = [rng.choice(rng.choice([leaves, values])) for _ in range(6)]
+            kind = rng.randrange(3)
+            if kind == 0:
+                values.append(t.stack(found).sum(0))
+            elif kind == 1:
+                values.append(t.addcmul(*found[:3]))
+            else:
+                values.append(found[0].exp() * found[1])
+        t.stack(values[-3:]).sum().backward()
+        return log
+
+    for seed in range(24):
+        same(lambda t, seed=seed: program(t, seed))

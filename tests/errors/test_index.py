@@ -241,6 +241,13 @@ def test_indexing_raises_at_the_call_where_the_index_is_at_hand() -> None:
     assert x.equal(before)
 
 
+def test_an_index_that_is_made_of_numbers_is_at_hand_each_time() -> None:
+    for kind in (webtorch.float32, webtorch.int32, webtorch.float64, webtorch.int16):
+        index = (webtorch.ones(4) * 5).to(webtorch.int64)
+        with pytest.raises(IndexOutOfRangeError, match="index 5 is out of bounds for dimension 0"):
+            webtorch.zeros(5, dtype=kind).index_add_(0, index, webtorch.ones(4, dtype=kind))
+
+
 def test_an_index_beyond_32_bits_is_refused_by_webgpu() -> None:
     need_device("webgpu")
     x = webtorch.arange(5.0, device="webgpu")

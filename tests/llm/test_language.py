@@ -11,9 +11,10 @@ import pytest
 import webtorch
 from tests.llm.conftest import TEMPLATE
 from webtorch.errors import OutOfMemoryError
-from webtorch.io import GGUFError, TokenizerError
+from webtorch.io import GGUFError, Tokenizer, TokenizerError
 from webtorch.llm import (
     ContextFullError,
+    LanguageModel,
     ModelError,
     Sampling,
     TemplateError,
@@ -48,6 +49,17 @@ def test_a_model_that_was_trained_here_talks(trained: Path) -> None:
     with pytest.raises(ContextFullError, match="the context 128: take a longer context"):
         model.generate("heap " * 300)
     assert model.embed("heap").square().sum().item() == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_draft_has_the_same_tokens(trained: Path, tmp_path: Path) -> None:
+    model = load(trained, "cpu", compile=False, draft=trained)
+    answer = model.generate("def heappush(", GREEDY, most=12)
+    plain = load(trained, "cpu", compile=False).generate("def heappush(", GREEDY, most=12)
+    assert "".join(answer) == "".join(plain)
+    other = LanguageModel(model.model, Tokenizer.train(["other"], 270), template=TEMPLATE)
+    other.save(tmp_path / "other.gguf")
+    with pytest.raises(ModelError, match="drafts is another"):
+        load(trained, "cpu", draft=tmp_path / "other.gguf")
 
 
 def test_the_file_has_what_llama_cpp_wants(trained: Path) -> None:

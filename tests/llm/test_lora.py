@@ -58,7 +58,7 @@ def test_files_hold_what_the_model_computes(name: str, tmp_path: Path) -> None:
         lora.save(model, path, "base")
         other = lora.load(load_model(place, "cpu"), path)
         assert (_logits(other) - wanted).abs().max() < 1e-4
-        assert (_logits(lora.detach(other)) - plain).abs().max() == 0
+        assert (_logits(lora.detach(other)) - plain).abs().max() < 1e-5
     assert (_theirs(name, tmp_path / "peft") - wanted).abs().max() < 1e-4
     merged = lora.merge(model)
     assert not lora.adapters(merged) and (_logits(merged) - wanted).abs().max() < 1e-4

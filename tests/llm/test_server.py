@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import socket
 import threading
 import time
@@ -113,11 +115,146 @@ def test_a_client_that_goes_away_leaves_its_place_to_others(
     found = client.completions.create(model="stdlib", prompt="def ", max_tokens=2)
     assert found.usage is not None and found.usage.completion_tokens == 2
     end = time.monotonic() + 5
-    while len(model._free) < len(model._sessions) and time.monotonic() < end:
+    while model.batch.running and time.monotonic() < end:
         time.sleep(0.01)
-    assert len(model._free) == len(model._sessions)
     # Nobody went on with what nobody read.
-    assert all(len(s.tokens) < 100 for s in model._sessions)
+    assert not model.batch.running and all(len(t.tokens) < 100 for t in model.batch.texts)
+
+
+def _schema(schema: Any) -> dict[str, Any]:
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    }
+
+
+SHAPE: Any = {
+    "type": "object", "properties": {"kind": {"enum": ["heap", "list"]}, "count": {"type": "integer", "maximum": 9}},
+    "required": ["kind", "count"], "additionalProperties": False,
+}  # fmt: skip
+
+
+def test_answers_have_the_form_that_is_asked_for(client: openai.OpenAI) -> None:
+    hot: Any = {
+        "model": "stdlib",
+        "messages": SAID,
+        "temperature": 1.5,
+        "max_tokens": 110,
+        "seed": 1,
+    }
+    found = client.chat.completions.create(**hot, n=3, **_schema(SHAPE))
+    for choice in found.choices:
+        said = json.loads(choice.message.content or "")
+        assert (
+            said["kind"] in ("heap", "list")
+            and said["count"] <= 9
+            and choice.finish_reason == "stop"
+        )
+    assert len({c.message.content for c in found.choices}) > 1
+    told: Any = {"grammar": 'root ::= "yes" | "no " [0-9] "!"'}
+    for stream in (False, True):
+        made: Any = client.chat.completions.create(**hot, stream=stream, extra_body=told)
+        text = (
+            "".join(p.choices[0].delta.content or "" for p in made)
+            if stream
+            else made.choices[0].message.content
+        )
+        assert re.fullmatch(r"yes|no \d!", text)
+    plain = client.completions.create(
+        model="stdlib",
+        prompt="x",
+        max_tokens=60,
+        extra_body={"response_format": {"type": "json_object"}},
+    )
+    assert plain.choices[0].text.lstrip().startswith("{")
+
+
+def test_tools_are_called(client: openai.OpenAI, model: LanguageModel) -> None:
+    tool: Any = {"type": "function", "function": {"name": "push", "parameters": SHAPE}}
+    asked: Any = {
+        "model": "stdlib",
+        "messages": SAID,
+        "tools": [tool],
+        "temperature": 0,
+        "max_tokens": 80,
+    }
+    found = client.chat.completions.create(**asked, tool_choice="required")
+    choice = found.choices[0]
+    assert (
+        choice.finish_reason == "tool_calls"
+        and choice.message.content is None
+        and choice.message.tool_calls
+    )
+    call: Any = choice.message.tool_calls[0]
+    assert call.function.name == "push" and json.loads(call.function.arguments)["kind"] in (
+        "heap",
+        "list",
+    )
+    name: Any = {"type": "function", "function": {"name": "push"}}
+    parts = list(client.chat.completions.create(**asked, tool_choice=name, stream=True))
+    streamed: Any = [p.choices[0].delta.tool_calls for p in parts if p.choices[0].delta.tool_calls]
+    assert [c.function.arguments for (c,) in streamed] == [call.function.arguments]
+    assert parts[-1].choices[0].finish_reason == "tool_calls"
+    # The template sees tools, calls and what came of them; without a call an answer is an answer.
+    said = [
+        *SAID,
+        choice.message.model_dump(exclude_none=True),
+        {"role": "tool", "tool_call_id": call.id, "content": "1"},
+    ]
+    again = client.chat.completions.create(**(asked | {"messages": said}))
+    assert (
+        again.usage.prompt_tokens > found.usage.prompt_tokens
+        and again.choices[0].finish_reason != "tool_calls"
+    )
+    none = client.chat.completions.create(**asked, tool_choice="none")
+    assert none.usage.prompt_tokens == len(model.prompt(SAID))
+    with pytest.raises(openai.BadRequestError, match="'pop', which is none of the tools"):
+        client.chat.completions.create(
+            **asked, tool_choice={"type": "function", "function": {"name": "pop"}}
+        )
+
+
+def test_log_probabilities_and_biases(client: openai.OpenAI, model: LanguageModel) -> None:
+    asked: Any = {"model": "stdlib", "messages": SAID, "temperature": 0, "max_tokens": 4}
+    found = client.chat.completions.create(**asked, logprobs=True, top_logprobs=2)
+    content: Any = found.choices[0].logprobs.content
+    assert "".join(c.token for c in content) == found.choices[0].message.content
+    for each in content:
+        assert len(each.top_logprobs) == 2 and each.top_logprobs[0].logprob == each.logprob <= 0.0
+    parts = client.chat.completions.create(**asked, logprobs=True, stream=True)
+    told = [c for p in parts for c in (p.choices[0].logprobs.content or [])]
+    assert [c.token for c in told] == [c.token for c in content] and told[0].top_logprobs == []
+    plain = client.completions.create(
+        model="stdlib", prompt="def ", max_tokens=4, logprobs=1, temperature=0
+    )
+    shown: Any = plain.choices[0].logprobs
+    assert "".join(shown.tokens) == plain.choices[0].text and shown.text_offset[1] == len(
+        shown.tokens[0]
+    )
+    first = model.chat(SAID, Sampling(temperature=0), most=1)
+    assert list(first) is not None
+    other = client.chat.completions.create(**asked, logit_bias={str(first.tokens[0]): -100})
+    assert other.choices[0].message.content != found.choices[0].message.content
+
+
+def test_vectors_come_as_the_client_asks(client: openai.OpenAI, model: LanguageModel) -> None:
+    found = client.embeddings.create(model="stdlib", input="heap")
+    assert found.data[0].embedding == pytest.approx(model.embed("heap").tolist(), abs=1e-6)
+    assert found.usage.prompt_tokens == len(model.tokenizer.encode("heap"))
+
+
+def test_one_who_waits_and_goes_away_is_not_answered(address: str, model: LanguageModel) -> None:
+    asked = {"messages": SAID, "max_tokens": 100, "temperature": 2, "n": 4}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{address}/chat/completions",
+            json=asked,
+            timeout=0.05,
+            headers={"Authorization": "Bearer secret"},
+        )
+    end = time.monotonic() + 5
+    while model.batch.running and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not model.batch.running
 
 
 def test_what_is_refused_is_said(address: str, client: openai.OpenAI) -> None:
@@ -129,13 +266,24 @@ def test_what_is_refused_is_said(address: str, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="the context 128"):
         client.completions.create(model="stdlib", prompt="heap " * 300)
     for wrong, message in (
-        ({"n": 2}, "n is 2, which is not available"), ({"temperature": -1}, "temperature is -1"),
+        ({"n": 10**9}, "n is 1000000000; 1 to 16"), ({"temperature": -1}, "temperature is -1"),
+        ({"logit_bias": {"x": 1}}, "logit_bias must be"), ({"logit_bias": {"99999": 1}}, "none of the vocabulary"),
+        ({"top_logprobs": 3}, "only there with logprobs"), ({"logprobs": True, "top_logprobs": 99}, "up to 20"),
+        ({"response_format": {"type": "xml"}}, "must have a type"), (_schema({"type": "nope"}), "Invalid type: nope"),
+        (_schema({"type": "string", "pattern": "((("}), "unclosed group"), (_schema({"$ref": "#/x"}), "does not exist"),
+        ({"extra_body": {"grammar": "root ::= ("}}, r"Expected '\)'"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [{"type": "function"}]}, "tools must be"), ({"frequency_penalty": 9}, "frequency_penalty is 9"),
+        (_schema({"enum": ["x" * 999] * 2000}), "at most 1,048,576"),
         ({"max_tokens": 0}, "max_tokens is 0"), ({"messages": []}, "messages must be"),
-        ({"stop": [1]}, "stop must be"), ({"top_p": "x"}, "a number is wanted"),
+        ({"stop": [1]}, "stop must be"), ({"stop": ["x"] * 99}, "stop has at most 16"), ({"stream": 3}, "stream is 3"),
+        ({"stream_options": [1]}, "stream_options is"), ({"top_p": "x"}, "a number is wanted"),
+        ({"messages": [{"role": "user", "content": "x" * 99999}]}, "letters"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "must be text"),
     ):  # fmt: skip
+        given: Any = {"model": "stdlib", "messages": SAID} | wrong
         with pytest.raises(openai.BadRequestError, match=message):
-            client.chat.completions.create(**({"model": "stdlib", "messages": SAID} | wrong))  # type: ignore[call-overload]
+            client.chat.completions.create(**given)
     key = {"Authorization": "Bearer secret"}
     post = f"{address}/chat/completions"
     # A page of another site may send forms and use a name of its own.

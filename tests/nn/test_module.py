@@ -617,3 +617,66 @@ def test_numpy_of_parameters_is_what_was_set() -> None:
     with webtorch.no_grad():
         layer.weight.copy_(webtorch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert to_numpy(layer.weight).tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_a_buffer_is_a_plain_tensor_with_a_mark() -> None:
+    for lib, torch_like in ((nn, webtorch), (ref, torch)):
+        value = torch_like.ones(2)
+        buffer = lib.Buffer(value, persistent=False)
+        assert type(buffer) is torch_like.Tensor
+        assert isinstance(buffer, lib.Buffer)
+        assert not isinstance(value, lib.Buffer)
+        assert not isinstance(buffer, lib.parameter.UninitializedBuffer)
+        assert not buffer.persistent
+        layer = lib.Linear(1, 1)
+        layer.kept = deepcopy(buffer)
+        assert "kept" in dict(layer.named_buffers())
+        assert "kept" not in layer.state_dict()
+
+
+def test_what_wraps_tensors_is_parametrized_by_exchange() -> None:
+    """The parameter that optimizers hold becomes what `right_inverse` gives, and keeps its class as a Parameter."""
+    for lib, torch_like in ((nn, webtorch), (ref, torch)):
+
+        class Wrapper(torch_like.Tensor):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def __new__(cls: Any, inner: Any, torch_like: Any = torch_like) -> Any:
+                made = torch_like.Tensor._make_wrapper_subclass(
+                    cls, inner.size(), dtype=inner.dtype
+                )
+                made.inner = inner
+                return made
+
+            def __tensor_flatten__(self) -> Any:
+                return ["inner"], None
+
+            @staticmethod
+            def __tensor_unflatten__(inner: Any, meta: Any, size: Any, stride: Any) -> Any:
+                raise NotImplementedError
+
+            @classmethod
+            def __torch_dispatch__(
+                cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                args = [a.inner if isinstance(a, cls) else a for a in args]
+                return cls(func(*args, **(kwargs or {})))
+
+        class Wraps(lib.Module):  # type: ignore[misc, name-defined]
+            def forward(self, x: Any) -> Any:
+                return x
+
+            def right_inverse(self, x: Any, wrapper: Any = Wrapper) -> Any:
+                return wrapper(x)
+
+        layer = lib.Linear(2, 2)
+        before = layer.weight
+        swaps = torch.__future__ if lib is ref else webtorch.nn.switches
+        swaps.set_swap_module_params_on_conversion(True)
+        try:
+            lib.utils.parametrize.register_parametrization(layer, "weight", Wraps())
+        finally:
+            swaps.set_swap_module_params_on_conversion(False)
+        original = layer.parametrizations.weight.original
+        assert original is before
+        assert type(original) is Wrapper
+        assert isinstance(original, lib.Parameter)

@@ -71,7 +71,7 @@ class NullBackend:
     limits = Limits(128 << 20, 6, 256, 65535, 16384, False, True)
     bounds = {d: -1 for d in ALL if not d.webgpu}
     programs = []
-    reads_parts = False
+    stops = reads_parts = False
     waited = 0
     singles = None
 

@@ -30,9 +30,10 @@ ORDER = (
     "optim distributions func quantization",
     "capture _higher_order_ops",
     "compiler io onnx pytorch",
-    "fx llm",
+    "fx",
     "as_torch",
     "web",
+    "llm",
     "cli",
     "__main__",
 )

@@ -406,3 +406,15 @@ def test_a_matrix_overwritten_before_backward_is_refused(device: str) -> None:
     w.add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.backward()
+
+
+def test_a_bias_of_another_type_is_added_where_pytorch_adds_it() -> None:
+    """To the product of an input of three dims that is not row-major; elsewhere it is refused."""
+    for lib in (torch, webtorch):
+        x, w = lib.ones(2, 3, 4, dtype=lib.float64), lib.ones(5, 4, dtype=lib.float64)
+        bias = lib.ones(5, dtype=lib.float16)
+        out = lib.nn.functional.linear(x.transpose(0, 1), w, bias)
+        assert out.dtype is lib.float64
+        assert out.sum().item() == 150
+        with pytest.raises(RuntimeError, match="dtype"):
+            lib.nn.functional.linear(x, w, bias)

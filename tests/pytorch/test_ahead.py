@@ -34,6 +34,8 @@ def waiting(webgpu: str, monkeypatch: pytest.MonkeyPatch) -> _Waiting:
     monkeypatch.setattr(ahead, "_AHEAD", 8)
     monkeypatch.setattr(ahead, "_MUCH", 16)
     monkeypatch.setattr(ahead, "_FAR", 512)
+    # As here, what is computed ahead is more than what is launched as it stands.
+    monkeypatch.setattr(realize, "_FEW", 4)
     return _Waiting(runtime)
 
 

@@ -970,12 +970,13 @@ def test_overwriting_what_is_saved_beside_a_custom_operator_is_an_error(
 
 
 def test_unsupported_operators_are_named(webgpu: str) -> None:
-    compiled = torch.compile(torch.ops.aten._weight_int8pack_mm, backend="webgpu")
-    with pytest.raises(Exception, match=r"NotImplementedError.*_weight_int8pack_mm"):
+    compiled = torch.compile(torch.ops.aten._weight_int4pack_mm_for_cpu, backend="webgpu")
+    with pytest.raises(Exception, match=r"NotImplementedError.*_weight_int4pack_mm_for_cpu"):
         compiled(
-            torch.ones(2, 4, device=webgpu, dtype=torch.bfloat16),
-            torch.ones(3, 4, device=webgpu, dtype=torch.int8),
-            torch.ones(3, device=webgpu, dtype=torch.bfloat16),
+            torch.ones(2, 32, device=webgpu, dtype=torch.bfloat16),
+            torch.ones(3, 16, device=webgpu, dtype=torch.uint8),
+            32,
+            torch.ones(1, 3, 2, device=webgpu, dtype=torch.bfloat16),
         )
     assert bridge.is_open()
 

@@ -245,6 +245,20 @@ def test_layouts_that_are_not_dense_are_refused_in_words(webgpu: str) -> None:
         torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], device=webgpu) * 2
 
 
+def test_rows_of_different_lengths_become_dense_and_come_back(webgpu: str) -> None:
+    """Nested tensors of layout `torch.jagged`, with gradients, and an empty row."""
+    found = []
+    for device in ("cpu", webgpu):
+        rows = [torch.arange(n * 2.0).reshape(n, 2) for n in (2, 0, 3)]
+        x = torch.nested.nested_tensor(rows, layout=torch.jagged, device=device, requires_grad=True)
+        dense = torch.nested.to_padded_tensor(x.sin(), -1.0)
+        (dense * dense).sum().backward()
+        back = torch.ops.aten._padded_dense_to_jagged_forward(dense, [x.offsets()])
+        found.append([t.tolist() for t in (dense, x.grad.values(), back)])
+    for mine, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(torch.tensor(mine), torch.tensor(theirs))
+
+
 @pytest.mark.parametrize(
     "ask",
     [

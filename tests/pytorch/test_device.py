@@ -437,9 +437,9 @@ class TestErrors:
     def test_operators_without_a_kernel(self, webgpu: str) -> None:
         x = torch.ones(1, 1, device=webgpu)
         with pytest.raises(
-            NotImplementedError, match=r"aten\._weight.*\.cpu\(\).*WEBTORCH_FALLBACK"
+            NotImplementedError, match=r"aten\._scaled_mm.*\.cpu\(\).*WEBTORCH_FALLBACK"
         ):
-            torch._weight_int8pack_mm(x, x.to(torch.int8), x[0])
+            torch._scaled_mm(x, x, x, x)
 
     def test_addresses_are_not_handed_out(self, webgpu: str) -> None:
         x = torch.ones(2, device=webgpu)

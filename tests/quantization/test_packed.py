@@ -22,7 +22,7 @@ from webtorch.quantization.packing import PACKING
 Array = np.ndarray[Any, Any]
 # Those of a table row each; one of each layout: a byte for an element, halves of bytes, rows that end within words.
 ALL = sorted(FORMATS)
-SOME = ["Q8_0", "Q4_K", "Q6_K", "MXFP4"]
+SOME = ["Q8_0", "Q4_K", "Q6_K", "MXFP4", "NF4"]
 
 
 def drawn(name: str, rows: int, columns: int, *, finite: bool = True) -> Array:
@@ -38,9 +38,9 @@ def drawn(name: str, rows: int, columns: int, *, finite: bool = True) -> Array:
             blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
         if name == "MXFP4":
             blocks[:, 0] = numbers.integers(120, 126, len(blocks))
-        if name == "Q8_K":
+        for at in FLOATS.get(name, ()):
             scales = numbers.uniform(0.01, 0.1, len(blocks)).astype(np.float32)
-            blocks[:, :4] = scales.view(np.uint8).reshape(-1, 4)
+            blocks[:, at : at + 4] = scales.view(np.uint8).reshape(-1, 4)
     return blocks.reshape(rows, -1)
 
 
@@ -48,15 +48,44 @@ def drawn(name: str, rows: int, columns: int, *, finite: bool = True) -> Array:
 HALVES = {
     "Q8_0": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "IQ4_NL": (0,), "IQ4_XS": (0,),
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+    "INT4_32": (0, 2), "INT4_64": (0, 2), "INT4_128": (0, 2),
+}  # fmt: skip
+# Where those of 32 bits lie.
+FLOATS = {
+    "Q8_K": (0,), "INT8_32": (0, 4), "INT8_64": (0, 4), "INT8_128": (0, 4), "NF4": (0,), "FP4": (0,),
+}  # fmt: skip
+
+
+# What the four bits of bitsandbytes stand for.
+FOUR_BITS = {
+    "NF4": (
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
+        -0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725,
+        0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ),
+    "FP4": (
+        0.0, 0.0052083334885537624, 0.6666666865348816, 1.0, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25,
+        0.0, -0.0052083334885537624, -0.6666666865348816, -1.0, -0.3333333432674408, -0.5, -0.1666666716337204, -0.25,
+    ),
 }  # fmt: skip
 
 
 def unpacked(name: str, blocks: Array) -> Array:
-    """Return what the gguf package makes of rows of blocks."""
+    """Return what the gguf package makes of rows of blocks; of those that it does not know, their definition."""
     with np.errstate(all="ignore"):
+        flat = blocks.reshape(-1, FORMATS[name].nbytes)
         if name == "Q8_K":
-            flat = blocks.reshape(-1, 292)
             found = flat[:, :4].copy().view("f4") * flat[:, 4:260].view("i1").astype("f4")
+        elif name.startswith("INT8"):
+            scale, zero = flat[:, :4].copy().view("f4"), flat[:, 4:8].copy().view("f4")
+            found = (flat[:, 8:].astype("f4") - zero) * scale
+        elif name.startswith("INT4"):
+            scale, zero = (flat[:, i : i + 2].copy().view("f2").astype("f4") for i in (0, 2))
+            found = (np.concatenate([flat[:, 4:] & 15, flat[:, 4:] >> 4], 1) - zero) * scale
+        elif name in ("NF4", "FP4"):
+            code = np.array(FOUR_BITS[name], dtype="f4")
+            index = np.concatenate([flat[:, 4:] & 15, flat[:, 4:] >> 4], 1)
+            found = flat[:, :4].copy().view("f4") * code[index]
         else:
             found = quants.dequantize(blocks, Kind[name])
     return np.asarray(found).reshape(len(blocks), -1)
@@ -75,7 +104,8 @@ def near(out: Any, expected: Any, x: Any, weight: Any) -> None:
 
 
 def test_the_sizes_are_those_of_the_gguf_package() -> None:
-    for name, form in FORMATS.items():
+    for name in set(FORMATS) & set(Kind.__members__):
+        form = FORMATS[name]
         assert gguf.GGML_QUANT_SIZES[Kind[name]] == (form.elements, form.nbytes), name
 
 
@@ -110,7 +140,18 @@ def test_scales_are_searched_as_well_as_by_others(name: str, device: str) -> Non
     assert not back[0, :256].any() and not back[4, :32].any()
 
 
-@pytest.mark.parametrize("name", sorted(set(PACKING) - set(MISSED)))
+def test_four_bits_of_bitsandbytes_are_packed(device: str) -> None:
+    x = np.random.default_rng(1).standard_normal((4, 128), dtype=np.float32)
+    x[0, :64] = 0
+    found = quantize(webtorch.from_numpy(x).to(device), "NF4")
+    absmax = np.abs(x.reshape(-1, 64)).max(1, keepdims=True)
+    code = np.array(FOUR_BITS["NF4"], "f4")
+    scaled = x.reshape(-1, 64) / np.where(absmax == 0, 1, absmax)
+    wanted = code[np.abs(scaled[..., None] - code).argmin(-1)] * absmax
+    np.testing.assert_array_equal(found.dequantize().numpy(force=True), wanted.reshape(4, 128))
+
+
+@pytest.mark.parametrize("name", sorted(set(PACKING) & set(Kind.__members__) - set(MISSED)))
 def test_blocks_are_packed_to_the_bit(name: str, device: str) -> None:
     x = np.random.default_rng(1).standard_normal((12, 96), dtype=np.float32)
     x[0, :32], x[1, :32], x[2, :32], x[3] = 0, 0.25, np.arange(32) - 16, x[3] * 1e-3
@@ -183,6 +224,18 @@ def test_other_ways_to_multiply(device: str) -> None:
     near(y @ weight, y @ whole, y, whole.t())
     with webtorch.autocast(device, dtype=webtorch.bfloat16):
         assert F.linear(x, weight).dtype is webtorch.bfloat16
+
+
+def test_products_and_rows_are_mapped(device: str) -> None:
+    weight = packed("Q4_K", drawn("Q4_K", 6, 256), device, 256)
+    plain = weight.dequantize()
+    x = webtorch.randn(3, 256, device=device)
+    near(webtorch.vmap(lambda row: F.linear(row, weight))(x), x @ plain.t(), x, plain)
+    index = webtorch.tensor([[0, 3], [1, 2], [5, 4]], device=device)
+    found = webtorch.vmap(lambda i: F.embedding(i, weight))(index)
+    assert webtorch.equal(found, plain[index])
+    slopes = webtorch.vmap(webtorch.func.grad(lambda row: F.linear(row, weight).sum()))(x)
+    webtorch.testing.assert_close(slopes, plain.sum(0).expand(3, 256), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])

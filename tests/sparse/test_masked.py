@@ -31,6 +31,10 @@ def hybrid(t: Any) -> Any:
     return t.sparse_coo_tensor(t.tensor([[0, 2, 2]]), values, (3, 2))
 
 
+def hybrid_of(t: Any, *size: int) -> Any:
+    return t.sparse_coo_tensor(t.tensor([[0]]), t.ones(1, *size[1:]), size)
+
+
 def told(run: Callable[[Any], Any], t: Any) -> Any:
     """What a program gives, as numbers, or what it raises."""
     try:
@@ -104,6 +108,21 @@ WORDS: dict[str, Callable[[Any], Any]] = {
     "one matrix": lambda t: t.stack([t.eye(3)] * 2).to_sparse_csr().resize_((3, 3)),
     "fewer columns": lambda t: matrix(t, "csr").resize_(2, 1),
     "a vector": lambda t: matrix(t, "csr").resize_(4),
+    "another name in place": lambda t: (matrix(t) / 4).arcsin_(),
+    "ints by another name": lambda t: matrix(t).int().arcsin_(),
+    "in place of several at a place": lambda t: (hybrid(t) / 8).log1p_(),
+    "transposed in place": lambda t: matrix(t).transpose_(0, 1),
+    "rows transposed in place": lambda t: matrix(t, "csr").t_(),
+    "zeros into it": lambda t: t.zeros(3, 2, out=matrix(t)),
+    "new zeros": lambda t: matrix(t).new_zeros((2, 3), dtype=t.int64),
+    "new rows": lambda t: matrix(t, "csc").new_zeros(size=(2, 3)),
+    "numbers": lambda t: t.tensor(2, dtype=t.uint8).to_sparse() * t.tensor(3).to_sparse(),
+    "sizes of another": lambda t: hybrid(t).resize_as_(hybrid_of(t, 4, 2)),
+    "more dense dims": lambda t: hybrid(t).resize_as_(hybrid_of(t, 3, 2, 2)),
+    "fewer places": lambda t: hybrid(t).sparse_resize_((2, 2), 1, 1),
+    "fewer columns of values": lambda t: hybrid(t).sparse_resize_((3, 1), 1, 1),
+    "more sparse dims": lambda t: hybrid(t).sparse_resize_((3, 2), 2, 0),
+    "sizes that are not these": lambda t: hybrid(t).sparse_resize_((3, 2), 2, 1),
     "cat of several ranks": lambda t: t.cat([matrix(t), hybrid(t)]),
     "cat with a dense": lambda t: t.cat([matrix(t), t.eye(2)]),
     "cat of other sizes": lambda t: t.cat([matrix(t), t.eye(3).to_sparse()]),
@@ -132,3 +151,27 @@ def test_results_and_words(name: str) -> None:
         return str(out.layout), str(out.dtype), out.to_dense().tolist()
 
     assert say(webtorch) == say(torch)
+
+
+def test_tensors_on_meta_have_no_values() -> None:
+    for t in (webtorch, torch):
+        for layout in ("coo", "csr"):
+            moved = matrix(t, layout).to("meta")
+            assert (moved._nnz(), moved.shape, str(moved.layout)) == (
+                0,
+                (2, 2),
+                str(matrix(t, layout).layout),
+            )
+        outer, inner = (
+            t.zeros(3, dtype=t.int64, device="meta"),
+            t.zeros(0, dtype=t.int64, device="meta"),
+        )
+        values = t.zeros(0, 1, 2, device="meta")
+        blocks = t.sparse_bsr_tensor(outer, inner, values, (2, 4), check_invariants=True)
+        assert (blocks.is_meta, blocks._nnz()) == (True, 0)
+
+
+def test_more_values_of_a_tensor_that_grows() -> None:
+    """The values stay in their order in memory, as PyTorch's do; what is new is 0 here."""
+    x = hybrid(webtorch).sparse_resize_((3, 3), 1, 1)
+    assert x._values().flatten().tolist() == [1.0, 2.0, 3.0, -4.0, 1.0, 1.0, 0.0, 0.0, 0.0]

@@ -321,6 +321,27 @@ def test_dispatches_with_the_same_arguments_share_a_chunk(device):
     assert _values(device, y).tolist() == [expected] * 4
 
 
+def test_a_device_begins_with_a_long_program_while_it_is_encoded(device):
+    count = 200
+    steps = tuple(Dispatch(0, (i, i + 1), (0,)) for i in range(count))
+    roles = ["input", *["temporary"] * (count - 1), "output"]
+    decls = tuple(BufferDecl(r, float32, 4) for r in roles)
+    program = Program((scale_kernel(4),), decls, steps, (float32,), (0,), (count,))
+    executable = device.compile(program)
+    x = device.upload(bytes(16), float32, 4)
+    # From some run on by machine code.
+    for _ in range(10):
+        before = device.submits
+        (y,) = executable.run([x], [1.0])
+        # After 64 dispatches, and after 128 more.
+        assert device.submits - before == 3
+    assert _values(device, y).tolist() == [count] * 4
+    before = device.submits
+    with device.together():
+        executable.run([x], [1.0])
+    assert device.submits - before == 1
+
+
 def test_a_kernel_with_100_arguments(device):
     n, count = 5, 100
     i = ex.index(0, n)

@@ -13,5 +13,6 @@ from webtorch.aten import (
     layers,
     losses,
     norms,
+    packed,
     reductions,
 )

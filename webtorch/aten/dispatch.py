@@ -29,7 +29,7 @@ from webtorch.tensors import above
 from webtorch.tensors.base import wraps
 from webtorch.tensors.engine import grad
 from webtorch.tensors.modes import enable_grad, mode, unrecorded
-from webtorch.tensors.override import disabled, flat
+from webtorch.tensors.override import dispatches, flat
 from webtorch.tensors.tape import (
     Cotangents,
     GradFn,
@@ -228,11 +228,6 @@ class _State(threading.local):
 
 
 state = _State()
-
-
-def dispatches(kind: type[object]) -> bool:
-    """Whether tensors of a class are asked for kernels."""
-    return getattr(kind, "__torch_dispatch__", disabled) is not disabled
 
 
 class Dispatching:

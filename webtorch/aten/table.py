@@ -21,6 +21,8 @@ Function = Callable[..., Any]
 Sizes: TypeAlias = int | Sequence[int]
 Dims: TypeAlias = int | Sequence[int] | None
 FUNCTIONS: dict[str, Function] = {}
+# Those of them that are the op table's as they are: a family that is loaded later may declare them.
+_PLAIN: set[str] = set()
 REDUCTIONS = ("none", "mean", "sum")
 
 
@@ -61,13 +63,26 @@ def aten(
     def declare(function: Function) -> Function:
         """Put the function into FUNCTIONS under each name."""
         for name in names:
-            assert name not in FUNCTIONS, f"{name} is declared twice"
+            assert is_open(name), f"{name} is declared twice"
+            _PLAIN.discard(name)
             FUNCTIONS[name] = function
             base = name.partition(".")[0]
             _STATED.setdefault(base, {}).update(facts)
         return function
 
     return declare
+
+
+def is_open(name: str) -> bool:
+    """Whether no family has declared an operator."""
+    return name not in FUNCTIONS or name in _PLAIN
+
+
+def _give(name: str, function: Function) -> None:
+    """Let an operator that nobody has declared mean what an entry of the op table does."""
+    if name not in FUNCTIONS:
+        FUNCTIONS[name] = function
+        _PLAIN.add(name)
 
 
 def ruled_as(function: Function, *names: str) -> None:
@@ -104,11 +119,11 @@ def load() -> dict[str, Function]:
     for entry in TABLE.values():
         name = entry.torch.rpartition(".")[2]
         if isinstance(entry, Elementwise) and name and not entry.name.startswith("_"):
-            FUNCTIONS.setdefault(name, entry.function)
+            _give(name, entry.function)
             if entry.torch.startswith("special."):
-                FUNCTIONS.setdefault(f"special_{name}", entry.function)
+                _give(f"special_{name}", entry.function)
         for name in entry.aten:
-            FUNCTIONS.setdefault(name, entry.function)
+            _give(name, entry.function)
         DIRECT.update(entry.direct)
     seen: set[str] = set()
     for name, facts in _STATED.items():

@@ -312,6 +312,24 @@ def _language(commands: _Commands) -> None:
         help="Q4_0, Q6_K, ..., or a mix of llama.cpp's: Q4_K_M, ... (default Q8_0)",
     )
     _finetune(commands)
+    page = commands.add(
+        "export-llm",
+        "export_llm",
+        help="write a page that chats with a language model in a tab",
+        description="Write a static folder for a GGUF file, which the page is given, or fetches from --url.",
+    )
+    page.add_argument("model", type=Path, help="a GGUF file")
+    page.add_argument("folder", type=Path, metavar="DIR")
+    page.add_argument(
+        "--url", help="where the page finds the file: an address, or a path beside the page"
+    )
+    page.add_argument(
+        "--context",
+        type=_positive,
+        default=2048,
+        metavar="N",
+        help="tokens of a conversation (default 2048)",
+    )
     merge = commands.add(
         "merge",
         help="put an adapter into the weights of a language model",
@@ -340,6 +358,12 @@ def _language(commands: _Commands) -> None:
             type=Path,
             metavar="PATH",
             help="an adapter: PEFT's folder, or llama.cpp's GGUF file",
+        )
+        command.add_argument(
+            "--draft",
+            type=Path,
+            metavar="FILE",
+            help="a smaller model with the same tokenizer, which makes answers faster",
         )
         command.add_argument(
             "--cache",

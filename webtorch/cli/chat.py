@@ -49,6 +49,7 @@ def load_told(
         path or options.model, choice.device, context=options.context, texts=texts,
         dtype=getattr(webtorch, options.dtype) if options.dtype else None,
         cache=getattr(webtorch, options.cache) if options.cache else None,
+        draft=options.draft if path is None else None,
     )  # fmt: skip
     if options.lora and path is None:
         model.adapt(options.lora)

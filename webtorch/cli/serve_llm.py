@@ -33,5 +33,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
         f"{options.model.stem} is at http://{options.host}:{options.port}/v1 (Ctrl+C ends)",
         highlight=False,
     )
-    uvicorn.run(served, host=options.host, port=options.port, log_level="warning")
+    uvicorn.run(
+        served, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=2
+    )  # fmt: skip
     return 0

@@ -477,6 +477,9 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             f"{weights[-1]}, the weight's in_features."
         )
     if bias is not None:
+        if bias.dtype is not input.dtype and len(inputs) > 2 and not input.is_contiguous():
+            # PyTorch adds it to the product of such an input, in the product's type.
+            return to_type(linear.function(input, weight) + bias, input.dtype)
         check_types("linear", input, bias)
         outputs = weights[:-1]
         result = (*inputs[:-1], *outputs)

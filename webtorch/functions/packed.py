@@ -147,9 +147,11 @@ def _packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor
     columns = input._shape[-1]
     lead = input._shape[:-1]
     count = math.prod(lead)
-    reading = multiplying(form, _in_words(data), columns) if columns and rows else None
     few = _FEW_ROWS_OF_WORDS if _in_words(data) else _FEW_ROWS
-    if reading is not None and 0 < count <= few:
+    # What vmap maps over are more rows.
+    summed = 0 < count <= few and not input._levels
+    reading = multiplying(form, _in_words(data), columns) if summed and columns and rows else None
+    if reading is not None:
         out = _summed(input.reshape((count, columns)), data, reading, rows)
         return cast_to(out, input.dtype).reshape((*lead, rows))
     return rows_times(input, _weight(data, form, (rows, columns), input.dtype), True)
@@ -166,8 +168,8 @@ def packed_rows(index: Tensor, data: Tensor, form: str, rows: int, columns: int)
     length = FORMATS[form].row_bytes(columns)
     flat = index.reshape((-1,))
     unit = WORD if _in_words(data) else 1
-    if length % unit:
-        # Rows that begin within words.
+    if length % unit or index._levels:
+        # Rows that begin within words, or that vmap maps over.
         out = _take(_weight(data, form, (rows, columns), float32), [flat], "embedding")
     else:
         length //= unit

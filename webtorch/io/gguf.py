@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, overload
 
 from webtorch.functions import public as webtorch
-from webtorch.io.safetensors import FilePath, map_file, replace_file
+from webtorch.io.safetensors import FilePath, map_file, map_own, replace_file
 from webtorch.ir.dtype import DType
 from webtorch.ops.blocks import FORMATS
 from webtorch.quantization.tensor import PackedTensor
-from webtorch.tensors.creation import from_bytes
+from webtorch.tensors.creation import from_bytes, on_memory
 from webtorch.tensors.tensor import Tensor
 
 _MAGIC = b"GGUF"
@@ -181,6 +181,9 @@ class GGUFReader:
         """Map the file and read all but the tensors. Raises GGUFError for a damaged one."""
         self.file = os.fspath(path)
         self._view = map_file(path)
+        # The same file, mapped for tensors to lie on, and where those begin that do.
+        self._own: memoryview | None = None
+        self._given: set[int] = set()
         self.metadata: dict[str, Any] = {}
         self.entries: dict[str, TensorEntry] = {}
         self._read()
@@ -256,8 +259,8 @@ class GGUFReader:
             raise KeyError(f"{self.file} has no tensor {name!r}; it has {_few(list(self.entries))}")
         entry = self.entries[name]
         kind = _BY_NAME[entry.type]
-        if kind.dtype is None and kind.name not in FORMATS:
-            readable = ", ".join((*_TITLES.values(), *FORMATS))
+        if kind.dtype is None and kind.name not in _BLOCKS.values():
+            readable = ", ".join((*_TITLES.values(), *_BLOCKS.values()))
             _refuse(
                 self.file,
                 f"{name!r} is {entry.type}, which is not read here ({readable} are): requantise the "
@@ -296,8 +299,23 @@ class GGUFReader:
         return self._packed(entry, dtype or webtorch.float32, device)
 
     def _packed(self, entry: TensorEntry, dtype: DType, device: Any) -> PackedTensor:
+        where = webtorch.device(device) if device is not None else webtorch.get_default_device()
+        own = self._own_memory(entry) if where.type == "cpu" else None
+        if own is not None:
+            return PackedTensor(on_memory(own), entry.type, entry.shape, dtype)
         view = self._view[entry.begin : entry.end]
         return PackedTensor.from_bytes(view, entry.type, entry.shape, dtype, device)
+
+    def _own_memory(self, entry: TensorEntry) -> memoryview | None:
+        """Return the bytes of a tensor as memory for one tensor, the first that asks; None for others."""
+        if entry.begin in self._given or entry.begin == entry.end:
+            return None
+        if self._own is None:
+            self._own = map_own(self.file)
+        if self._own is None or self._own.nbytes != self._view.nbytes:
+            return None
+        self._given.add(entry.begin)
+        return self._own[entry.begin : entry.end]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
@@ -361,7 +379,7 @@ def load_gguf(
 
 # ---- writing --------------------------------------------------------------------------------------
 
-_PACKED_CODES = {k.name: n for n, k in _KINDS.items() if k.name in FORMATS}
+_PACKED_CODES = {name: code for code, name in _BLOCKS.items()}
 _CODES = {k.dtype: n for n, k in _KINDS.items() if k.dtype is not None}
 
 
@@ -431,11 +449,12 @@ def write_gguf(
 
 def _code(t: Tensor | PackedTensor, name: str, file: str) -> int:
     """Return the number of a tensor's element type. Refuses those that the format lacks."""
-    codes, kind = (
-        (_PACKED_CODES, t.format) if isinstance(t, PackedTensor) else (_CODES, t.dtype.name)
-    )
+    if isinstance(t, PackedTensor):
+        codes, kind, what = _PACKED_CODES, t.format, t.format
+    else:
+        codes, kind, what = _CODES, t.dtype.name, str(t.dtype)
     if kind not in codes:
-        _refuse(file, f"GGUF has no {t.dtype} (the tensor {name!r}); convert it first")
+        _refuse(file, f"GGUF has no {what} (the tensor {name!r}); convert it first")
     return codes[kind]
 
 

@@ -1,21 +1,24 @@
 """Language models that people have: read from GGUF files and Hugging Face's folders, run on any device."""
 
 from webtorch.llm import lora
+from webtorch.llm.batch import Batch, ContextFullError, Likely
+from webtorch.llm.cache import Cache, cache_bytes
 from webtorch.llm.config import Config, ModelError, Rope
 from webtorch.llm.examples import DataError
+from webtorch.llm.exporting import export
 from webtorch.llm.finetuning import Finetuning, Progress, finetune
+from webtorch.llm.grammar import Grammar, GrammarError
 from webtorch.llm.language import Answer, LanguageModel, load, quantize_file
 from webtorch.llm.loading import load_model, read_config
 from webtorch.llm.memory import Needs, needs
-from webtorch.llm.model import Cache, Model, cache_bytes, empty_cache
+from webtorch.llm.model import Model
 from webtorch.llm.sampling import Sampling
-from webtorch.llm.session import ContextFullError, Session, Steps
 from webtorch.llm.template import TemplateError
 from webtorch.llm.weights import quantize_, save
 
 __all__ = [
-    "Answer", "Cache", "Config", "ContextFullError", "DataError", "Finetuning", "LanguageModel", "Model",
-    "ModelError", "Needs", "Progress", "Rope", "Sampling", "Session", "Steps", "TemplateError", "cache_bytes",
-    "empty_cache", "finetune", "load", "load_model", "lora", "needs", "quantize_", "quantize_file",
+    "Answer", "Batch", "Cache", "Config", "ContextFullError", "DataError", "Finetuning", "Grammar", "GrammarError",
+    "LanguageModel", "Likely", "Model", "ModelError", "Needs", "Progress", "Rope", "Sampling", "TemplateError",
+    "cache_bytes", "export", "finetune", "load", "load_model", "lora", "needs", "quantize_", "quantize_file",
     "read_config", "save",
 ]  # fmt: skip

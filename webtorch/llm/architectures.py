@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass, field
 from typing import Any
 
 from webtorch.llm.config import Config, ModelError, Rope, given
+from webtorch.llm.packings import METHODS
 
 __all__ = ["ARCHITECTURES", "Architecture", "config_from_gguf", "config_from_json", "gguf_metadata"]
 
@@ -219,7 +220,7 @@ def config_from_json(data: Mapping[str, Any], file: str = "config.json") -> Conf
             f"{file}: the architecture {kind!r} is not known; {', '.join(_BY_TYPE)} are"
         )
     packed = (data.get("quantization_config") or {}).get("quant_method", "mxfp4")
-    if packed != "mxfp4":
+    if packed not in ("mxfp4", *METHODS):
         raise ModelError(
             f"{file}: weights are packed by {packed!r}, which are not read here; take a GGUF file"
         )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from webtorch.io.gguf import GGUFReader
 from webtorch.io.safetensors import FilePath
 from webtorch.ir.dtype import DType
 from webtorch.llm import lora
+from webtorch.llm.batch import Batch, ContextFullError, Likely, Run, check
+from webtorch.llm.config import ModelError
+from webtorch.llm.grammar import Grammar, Grammars
 from webtorch.llm.loading import load_model, open_weights, read_config, read_json
 from webtorch.llm.memory import Needs, needs
 from webtorch.llm.model import Model
 from webtorch.llm.sampling import Sampling
-from webtorch.llm.session import Session, Steps
 from webtorch.llm.template import DEFAULT, Message, render
 from webtorch.llm.tokens import (
     Tokens,
@@ -30,10 +32,13 @@ from webtorch.llm.tokens import (
     tokenizer_from_folder,
     tokenizer_from_gguf,
 )
-from webtorch.llm.weights import save, save_quantized, weight_bytes
+from webtorch.llm.weights import packed_bytes, save, save_quantized, weight_bytes
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Answer", "LanguageModel", "load", "quantize_file"]
+
+# A token has no more letters, but for long rows of spaces.
+_LETTERS = 128
 
 
 @dataclass
@@ -47,6 +52,9 @@ class Answer:
         ""  # "stop": a token or a text that ends it came; "length": there was no more room
     )
     seconds: float = 0.0  # from the first token to the last
+    likely: list[Likely] = field(default_factory=list)  # of each token, if that was asked for
+    # Ends it, also while another thread waits for it.
+    end: Callable[[], None] = lambda: None
 
     def __iter__(self) -> Iterator[str]:
         return self.pieces
@@ -76,25 +84,21 @@ class LanguageModel:
         cache: DType | None = None,
         texts: int = 1,
         compile: bool = True,
+        draft: Model | None = None,
     ) -> None:
         """Put the parts together.
 
         template: of chats, in Jinja; None: that of ChatML. ends: numbers of tokens that end an answer, besides
         those whose names say so. names: what the template may read (bos_token, eos_token). context: tokens of a
-        text at most. cache: the type of keys and values. texts: how many are kept, and computed at once.
+        text at most. cache: the type of keys and values. texts: how many answers are made at once.
+        draft: a smaller model with the same tokenizer, which makes answers faster (`Batch`).
         """
         self.model, self.tokenizer = model.eval(), tokenizer
         self.template, self.names = template, dict(names or {})
         self.ends = ends_of(tokenizer, ends)
         self.context = context or min(4096, model.config.max_position_embeddings)
-        self.cache, self.texts = cache, texts
-        self.compile, self.steps = compile, Steps(model, compile)
+        self.batch = Batch(model, self.context, texts, cache, compile, draft)
         self.needs: Needs | None = None
-        self._sessions: list[Session] = []
-        self._free: list[Session] = []
-        self._freed = threading.Condition()
-        # One thread computes at a time; others come between two tokens.
-        self._computing = threading.Lock()
 
     # ---- text
 
@@ -104,102 +108,92 @@ class LanguageModel:
         names: what the template may read besides (tools). Raises TemplateError where it refuses.
         """
         text = render(self.template or DEFAULT, messages, **{**self.names, **names})
-        return self.tokenizer.encode(text, add_special_tokens=self.template is None)
+        return self.encode(text, self.template is None)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Return the tokens of a text, if it may fit at all: to cut a long one takes its time."""
+        if len(text) > _LETTERS * self.context:
+            raise ContextFullError(
+                f"the prompt has {len(text):,} letters, and the context {self.context:,} tokens"
+            )
+        return self.tokenizer.encode(text, add_special_tokens=special)
 
     def chat(
         self, messages: Sequence[Message], sampling: Sampling | None = None, *, most: int | None = None,
-        stop: Sequence[str] = (), **names: Any,
+        stop: Sequence[str] = (), grammar: Grammar | None = None, likely: bool = False, begun: str = "",
+        shown: Collection[str] = (), **names: Any,
     ) -> Answer:  # fmt: skip
-        """Return the answer to a conversation; arguments as of `generate`, `names` as of `prompt`."""
-        return self._answer(self.prompt(messages, **names), sampling, most, stop, begins=True)
+        """Return the answer to a conversation; arguments as of `generate`, `names` as of `prompt`.
+
+        begun: what the answer begins with, which is no part of it. shown: special tokens that are text here.
+        """
+        given = self.prompt(messages, **names)
+        given += self.tokenizer.encode(begun, add_special_tokens=False) if begun else []
+        told = grammar, likely
+        return self._answer(given, sampling, most, stop, told, begins=True, shown=shown)
 
     def generate(
         self, prompt: str | Sequence[int], sampling: Sampling | None = None, *, most: int | None = None,
-        stop: Sequence[str] = (),
+        stop: Sequence[str] = (), grammar: Grammar | None = None, likely: bool = False,
     ) -> Answer:  # fmt: skip
         """Return the text that follows a prompt (a text, or tokens).
 
-        most: tokens at most (None: until the context is full). stop: texts that end it, and are left out. Raises
-        ContextFullError for a prompt that is too long.
+        most: tokens at most (None: until the context is full). stop: texts that end it, and are left out. grammar: what
+        it may be. likely: whether its tokens' log probabilities are wanted. Raises ContextFullError for a prompt that
+        is too long, GrammarError for a grammar that is wrong.
         """
-        given = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._answer(given, sampling, most, stop, begins=False)
+        given = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._answer(given, sampling, most, stop, (grammar, likely), begins=False)
+
+    @functools.cached_property
+    def _grammars(self) -> Grammars:
+        return Grammars(self.tokenizer, self.ends, self.model.config.vocab_size)
 
     def _answer(
-        self, given: list[int], sampling: Sampling | None, most: int | None, stop: Sequence[str], begins: bool
+        self, given: list[int], sampling: Sampling | None, most: int | None, stop: Sequence[str],
+        told: tuple[Grammar | None, bool], begins: bool, shown: Collection[str] = (),
     ) -> Answer:  # fmt: skip
-        Session.check(given, self.model.config, self.context)
-        answer = Answer(given)
         count = self.context if most is None else most
-        made = self._tokens(answer, sampling or Sampling(), count)
-        answer.pieces = _until(
-            streamed(self.tokenizer, made, begins), [s for s in stop if s], answer
-        )
+        grammar, likely = told
+        constraint = None if grammar is None else self._grammars.constraint(grammar)
+        run = self.batch.begin(given, count, sampling or Sampling(), self.ends, constraint, likely)
+        answer = Answer(given, likely=run.likely, end=functools.partial(self.batch.end, run))
+        pieces = streamed(self.tokenizer, self._tokens(answer, run), begins, shown)
+        answer.pieces = _until(pieces, [s for s in stop if s], answer)
         return answer
 
-    def _tokens(self, answer: Answer, sampling: Sampling, most: int) -> Iterator[int]:
-        session = self._taken(answer.prompt)
+    def _tokens(self, answer: Answer, run: Run) -> Iterator[int]:
         began = 0.0
-        try:
-            made = session.generate(answer.prompt, most, sampling, self.ends)
-            while True:
-                with self._computing:
-                    number = next(made, None)
-                if number is None:
-                    break
+        with contextlib.closing(self.batch.follow(run)) as made:  # type: ignore[type-var]
+            for number in made:
                 answer.tokens.append(number)
                 answer.seconds = time.perf_counter() - (began or time.perf_counter())
                 began = began or time.perf_counter()
                 yield number
-            # The last token needs no place.
-            room = self.context - len(answer.prompt) + 1
-            answer.finish = "length" if len(answer.tokens) >= min(most, room) else "stop"
-        finally:
-            with self._freed:
-                if session in self._sessions:
-                    self._free.append(session)
-                self._freed.notify()
-
-    def _taken(self, prompt: Sequence[int]) -> Session:
-        """Return a text for a prompt that nobody uses: the one that begins most like it."""
-        with self._freed:
-            while not self._free and len(self._sessions) >= self.texts:
-                self._freed.wait()
-            shared = max((s.shared(prompt) for s in self._free), default=0)
-            if not shared and len(self._sessions) < self.texts:
-                session = Session(self.steps, self.context, self.cache)
-                self._sessions.append(session)
-                return session
-            session = max(self._free, key=lambda s: s.shared(prompt))
-            self._free.remove(session)
-            return session
+        answer.finish = run.finish
 
     def adapt(self, path: FilePath | None, strength: float = 1.0) -> None:
         """Take the adapter of a file (`lora.load`) from now on, in place of the one that is there; None: none.
 
         What was read of texts is read again.
         """
-        with self._computing, self._freed:
+        with self.batch.alone():
             if path is None:
                 lora.detach(self.model)
             else:
                 lora.load(self.model, path, strength)
-            self._renew()
+            self.batch.forget()
 
     def renew(self) -> None:
         """Compute anew from now on, as weights have changed: programs are made again, and texts read again."""
-        with self._computing, self._freed:
-            self._renew()
-
-    def _renew(self) -> None:
-        self.steps = Steps(self.model, self.compile)
-        self._sessions, self._free = [], []
+        with self.batch.alone():
+            self.batch.forget()
 
     def embed(self, text: str | Sequence[int]) -> Tensor:
         """Return a text as a vector of length 1, (width,): the mean of what the last layer gives for its tokens."""
-        given = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
-        Session.check(given, self.model.config, self.context)
-        with self._computing, no_grad():
+        given = self.encode(text) if isinstance(text, str) else list(text)
+        check(given, self.model.config, self.context)
+        with self.batch.alone(), no_grad():
             device = self.model.embed.weight.device
             hidden = self.model.hidden(webtorch.tensor([given], device=device))[0].float().mean(0)
             return hidden / hidden.norm().clamp(min=1e-12)
@@ -248,12 +242,14 @@ def load(
     texts: int = 1,
     compile: bool = True,
     packed: bool = True,
+    draft: FilePath | None = None,
 ) -> LanguageModel:
     """Return the language model of a GGUF file, or of a folder of Hugging Face's.
 
     dtype: of what is computed, and of weights that are floats (default float32). packed: quantised weights of GGUF
     stay as they are in the file. context, cache and texts: as of `LanguageModel`; without a context,
-    as much as the model knows, at most 4096, and as fits. Raises OutOfMemoryError, before anything is loaded, where
+    as much as the model knows, at most 4096, and as fits. draft: the file of a smaller model with the same tokenizer,
+    which makes answers faster. Raises OutOfMemoryError, before anything is loaded, where
     it does not fit; ModelError, GGUFError, SafetensorError, TokenizerError and OSError for files that are damaged,
     absent or of other kinds.
     """
@@ -261,20 +257,41 @@ def load(
     where = webtorch.device(device) if device is not None else webtorch.get_default_device()
     config = read_config(place)
     size = None
-    if not place.is_dir():
+    if place.is_dir():
+        size = packed_bytes(place) if packed else None
+    else:
         size = weight_bytes(GGUFReader(place), dtype or webtorch.float32, packed)
     found = needs(config, where, dtype, context, cache, texts, size)
     told = _folder(place) if place.is_dir() else _gguf(place)
+    smaller = None
+    if draft is not None:
+        smaller = _draft(Path(draft), told["tokenizer"], where, dtype, found.context, cache, texts)
     made = LanguageModel(
         load_model(place, where, dtype, packed),
         context=found.context,
         cache=cache,
         texts=texts,
         compile=compile,
+        draft=smaller,
         **told,
     )
     made.needs = found
     return made
+
+
+def _draft(
+    place: Path, tokenizer: Tokens, device: Any, dtype: DType | None, context: int, *held: Any
+) -> Model:
+    """Return a model that drafts. Raises ModelError where its tokenizer is another."""
+    own = (_folder(place) if place.is_dir() else _gguf(place))["tokenizer"]
+    count = min(len(own), len(tokenizer))
+    same = own.special == tokenizer.special and all(
+        own.piece(i) == tokenizer.piece(i) for i in range(0, count, 97)
+    )
+    if not same:
+        raise ModelError(f"{place}: the tokenizer of the model that drafts is another")
+    needs(read_config(place), device, dtype, context, *held)
+    return load_model(place, device, dtype)
 
 
 def quantize_file(path: FilePath, target: FilePath, format: str, device: object = None) -> None:

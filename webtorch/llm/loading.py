@@ -70,8 +70,9 @@ def open_weights(
     """Return the sizes and options of a model, and where its weights come from. Raises as `load_model`."""
     place, kind = Path(path), dtype or webtorch.float32
     if place.is_dir():
-        config = read_config(place)
-        return config, FolderWeights(config, place, device, kind)
+        told = read_json(place / "config.json")
+        config, packing = read_config(place), told.get("quantization_config")
+        return config, FolderWeights(config, place, device, kind, packing, packed)
     reader = GGUFReader(place)
     config = _gguf_config(reader)
     return config, GGUFWeights(config, reader, device, kind, packed)

@@ -10,8 +10,9 @@ from typing import Any
 from webtorch.errors import OutOfMemoryError
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
+from webtorch.llm.cache import cache_bytes
 from webtorch.llm.config import Config
-from webtorch.llm.model import Model, cache_bytes
+from webtorch.llm.model import Model
 
 __all__ = ["Needs", "available", "needs", "parameter_count", "size_in_words"]
 

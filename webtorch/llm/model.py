@@ -1,4 +1,4 @@
-"""A language model of the Llama kind (Touvron et al., 2023), with the options of `Config`; and its cache."""
+"""A language model of the Llama kind (Touvron et al., 2023), with the options of `Config`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
+from webtorch.llm.cache import Cache, Held, Reading
 from webtorch.llm.config import Config, Rope
 from webtorch.nn import functional as F
 from webtorch.nn.container import ModuleList
@@ -15,59 +16,16 @@ from webtorch.nn.module import Module
 from webtorch.nn.norm import RMSNorm
 from webtorch.nn.parameter import Parameter
 from webtorch.quantization import PackedTensor
-from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 from webtorch.utils.checkpoint import checkpoint
 
-__all__ = ["Cache", "Model", "cache_bytes", "empty_cache"]
+__all__ = ["Model"]
 
 Angles = tuple[Tensor, Tensor]
 
 
-# Keys and values of each layer: a tensor (1, key heads, context, channels), and for int8 its scales (..., 1).
-Cache = list[tuple[list[Tensor], list[Tensor]]]
-
-
-def empty_cache(
-    config: Config, context: int, dtype: DType | None = None, device: DeviceLike = None
-) -> Cache:
-    """Return a cache of one text of up to `context` tokens; its size stays.
-
-    dtype: float32 (the default), float16, or int8, which has a float32 scale for each head and place.
-    """
-    shape = (1, config.num_key_value_heads, context, config.head_dim)
-    kind = dtype or webtorch.float32
-
-    def empty() -> list[Tensor]:
-        """Return what holds the keys, or the values, of a layer."""
-        held = [webtorch.zeros(shape, dtype=kind, device=device)]
-        if kind is webtorch.int8:
-            held.append(webtorch.zeros((*shape[:-1], 1), device=device))
-        return held
-
-    return [(empty(), empty()) for _ in range(config.num_hidden_layers)]
-
-
-def cache_bytes(config: Config, context: int, dtype: DType | None = None) -> int:
-    """Return how much memory a cache takes."""
-    kind = dtype or webtorch.float32
-    place = kind.itemsize * config.head_dim + (4 if kind is webtorch.int8 else 0)
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * context * place
-
-
-def _write(held: list[Tensor], at: Tensor, new: Tensor, length: int) -> Tensor:
-    """Write rows (1, heads, T, C) at places (T); return what stands in the first `length` places."""
-    if len(held) == 1:
-        held[0].index_copy_(2, at, new.to(held[0].dtype))
-        return held[0][:, :, :length].to(new.dtype)
-    scale = new.float().abs().amax(-1, keepdim=True) / 127.0
-    held[0].index_copy_(2, at, (new / scale.clamp(min=1e-12)).round().to(webtorch.int8))
-    held[1].index_copy_(2, at, scale)
-    return (held[0][:, :, :length].float() * held[1][:, :, :length]).to(new.dtype)
-
-
 def rotate(x: Tensor, angles: Angles) -> Tensor:
-    """Turn pairs of channels (i, i + n / 2) of the first n of x (N, heads, T, C); angles: (T, n / 2) each."""
+    """Turn pairs of channels (i, i + n / 2) of the first n of x (N, heads, T, C); angles: (N, 1, T, n / 2)."""
     cos, sin = angles
     half = cos.shape[-1]
     a, b = x[..., :half], x[..., half : 2 * half]
@@ -88,7 +46,7 @@ def attend(
 ) -> Tensor:
     """Return attention (N, heads, T, C) of q (N, heads, T, C) over k and v (N, key heads, S, C).
 
-    mask: (T, S), True where a place is seen; None: all before and its own. cap: scores are cap *
+    mask: (T, S) or (N, 1, T, S), True where a place is seen; None: all before and its own. cap: scores are cap *
     tanh(score / cap) (Gemma 2). sinks: (heads,), a score that takes its part and gives nothing (Xiao et al., 2024).
     """
     if cap is None and sinks is None:
@@ -103,6 +61,7 @@ def attend(
     if mask is None:
         t = scores.shape[-2]
         mask = webtorch.ones(t, t, dtype=webtorch.bool, device=q.device).tril()
+    mask = mask if mask.ndim == 2 else mask.unsqueeze(1)
     scores = scores.masked_fill(~mask, float("-inf"))
     if sinks is not None:
         held = sinks.to(scores.dtype).reshape(1, groups, -1, 1, 1).expand(*scores.shape[:-1], 1)
@@ -140,11 +99,10 @@ class Attention(Module):
         x: Tensor,
         angles: Angles,
         mask: Tensor | None,
-        at: Tensor | None,
-        held: Any,
-        length: int,
+        reading: Reading | None,
+        held: tuple[Held, Held] | None,
     ) -> Tensor:
-        """Return (N, T, width). held: the layer's cache, written at `at`, of which `length` places are read."""
+        """Return (N, T, width). held: the layer's cache, and `reading` what is written and seen there."""
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.norm == "all":
             q, k = self.q_norm(q), self.k_norm(k)
@@ -153,9 +111,9 @@ class Attention(Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if self.turns:
             q, k = rotate(q, angles), rotate(k, angles)
-        if held is not None:
-            assert at is not None
-            k, v = _write(held[0], at, k, length), _write(held[1], at, v, length)
+        if held is not None and reading is not None:
+            k, v = reading.exchange(held[0], k), reading.exchange(held[1], v)
+            mask = reading.mask
         out = attend(q, k, v, mask, self.scale, self.cap, self.sinks)
         return self.o(out.transpose(1, 2).flatten(2))
 
@@ -270,8 +228,13 @@ class Mixture(Module):
     """Each token goes through the few experts that a router gives it (Shazeer et al., 2017).
 
     One token reads the weights of its experts only. Of more tokens every expert computes all, and what is not
-    chosen counts for nothing: no shape follows from data, so the program is one.
+    chosen counts for nothing: no shape follows from data, so the program is one. With `places` each computes as many
+    of those that chose it; `wanted` is then how many there are at most, and what was computed is only right if that is
+    no more than `places`.
     """
+
+    places: int | None = None
+    wanted: Tensor | None = None
 
     def __init__(self, config: Config) -> None:
         """Make the router and the experts."""
@@ -295,6 +258,8 @@ class Mixture(Module):
         if rows.shape[0] == 1:
             found = self.experts(rows.unsqueeze(0), which[0])  # (used, 1, width)
             out = (top.t().unsqueeze(-1) * found).sum(0)
+        elif self.places is not None and self.places < rows.shape[0]:
+            out = self._gathered(rows, top, which, self.places)
         else:
             weights = webtorch.zeros_like(chances, dtype=x.dtype).scatter(-1, which, top)
             found = self.experts(rows.unsqueeze(0), None)  # (experts, rows, width)
@@ -302,6 +267,23 @@ class Mixture(Module):
         if self.has_shared:
             out = out + webtorch.sigmoid(self.shared_gate(rows)) * self.shared(rows)
         return out.view_as(x)
+
+    def _gathered(self, rows: Tensor, top: Tensor, which: Tensor, places: int) -> Tensor:
+        """Return what experts make of the rows that chose them, `places` of each."""
+        count, experts = rows.shape[0], self.router.out_features
+        chosen = webtorch.zeros(count, experts, device=rows.device, dtype=webtorch.int64)
+        sums = chosen.scatter(1, which, webtorch.ones_like(which)).cumsum(0)
+        self.wanted = sums[-1].amax()
+        rank = sums.gather(1, which) - 1  # of a row among those of its expert
+        spare = experts * places
+        slots = webtorch.where(rank < places, which * places + rank, spare)
+        here = webtorch.arange(count, device=rows.device).unsqueeze(1).expand_as(slots)
+        table = webtorch.zeros(spare + 1, dtype=webtorch.int64, device=rows.device)
+        table = table.scatter(0, slots.flatten(), here.flatten())
+        taken = rows.index_select(0, table[:spare]).unflatten(0, (experts, places))
+        found = self.experts(taken, None).flatten(0, 1)
+        each = found.index_select(0, slots.clamp(max=spare - 1).flatten()).unflatten(0, slots.shape)
+        return (top.unsqueeze(-1) * each).sum(1)
 
 
 class Layer(Module):
@@ -358,14 +340,15 @@ class Model(Module):
         cache: Cache | None = None,
         wanted: Tensor | None = None,
         length: int | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Return logits (N, T, vocabulary) of tokens (N, T), int64.
 
-        at: their places (T,), int64 on the device, with a cache (N is 1 then): keys and values are written there,
-        and the first `length` places are read, all of them by default. wanted: of which of the T there are
-        logits (n,), all by default.
+        at: their places (N, T), int64 on the device, with a cache: keys and values are written there, in the texts
+        `rows` (N,), by default the first N; the first `length` places are read, all of them by default. wanted: of
+        which of the T there are logits (n,), all by default.
         """
-        hidden = self.hidden(tokens, at, cache, length)
+        hidden = self.hidden(tokens, at, cache, length, rows)
         return self.logits(hidden if wanted is None else hidden.index_select(1, wanted))
 
     def hidden(
@@ -374,26 +357,30 @@ class Model(Module):
         at: Tensor | None = None,
         cache: Cache | None = None,
         length: int | None = None,
+        rows: Tensor | None = None,
     ) -> Tensor:
         """Return what comes out of the last norm, (N, T, width); arguments as of `forward`."""
         config, count = self.config, tokens.shape[1]
         x = self.embed(tokens)
         if config.embedding_scale != 1.0:
             x = x * config.embedding_scale
-        context = count if cache is None else cache[0][0][0].shape[2]
-        seen = context if length is None else length
-        places = webtorch.arange(count, device=x.device) if at is None else at
+        context = count if cache is None else cache.context
+        places = webtorch.arange(count, device=x.device).unsqueeze(0) if at is None else at
         angles = self._angles(config.rope, places, context, x.dtype)
         local = config.local_rope
         near = angles if local is None else self._angles(local, places, context, x.dtype)
-        whole, window = self._masks(places, seen, cache is not None)
+        masks = self._masks(places) if cache is None else (None, None)
+        readings: dict[bool, Reading] = {}
         for i, layer in enumerate(self.layers):
-            mask, turned = (whole, angles) if config.window(i) is None else (window, near)
-            held = None if cache is None else cache[i]
+            wide = config.window(i) is None
+            held = None if cache is None else cache.layers[i]
+            if cache is not None and wide not in readings:
+                readings[wide] = Reading(cache, i, places, rows, length)
+            where = angles if wide else near, masks[not wide], readings.get(wide), held
             if self.recompute and held is None:
-                x = checkpoint(layer, x, turned, mask, None, None, seen, use_reentrant=False)
+                x = checkpoint(layer, x, *where, use_reentrant=False)
             else:
-                x = layer(x, turned, mask, at, held, seen)
+                x = layer(x, *where)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -411,18 +398,15 @@ class Model(Module):
         return out
 
     def _angles(self, rope: Rope, places: Tensor, context: int, dtype: DType) -> Angles:
-        """Return cosines and sines of the angles at places (T,): (T, dim / 2)."""
+        """Return cosines and sines of the angles at places (N, T): (N, 1, T, dim / 2)."""
         rates, scale = rope.frequencies(context)
-        turned = places.unsqueeze(1).float() * webtorch.tensor(rates, device=places.device)
+        turned = places[:, None, :, None].float() * webtorch.tensor(rates, device=places.device)
         return (turned.cos() * scale).to(dtype), (turned.sin() * scale).to(dtype)
 
-    def _masks(
-        self, places: Tensor, seen: int, cached: bool
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return who sees whom, (T, seen): without and with a window. None: all that came before."""
-        width = self.config.sliding_window
-        if not cached and (width is None or seen <= width):
+    def _masks(self, places: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Return who sees whom, (T, T): without and with a window. None: all that came before."""
+        width, count = self.config.sliding_window, places.shape[1]
+        if width is None or count <= width:
             return None, None
-        there, here = webtorch.arange(seen, device=places.device), places.unsqueeze(1)
-        past = there <= here
-        return past if cached else None, past if width is None else past & (there > here - width)
+        there, here = places, places.transpose(0, 1)
+        return None, (there <= here) & (there > here - width)

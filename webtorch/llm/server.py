@@ -6,13 +6,17 @@ Needs starlette. What a client asks for and is not there is refused, not left ou
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import dataclasses
 import hmac
 import json
+import struct
 import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.applications import Starlette
@@ -22,21 +26,28 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from webtorch.errors import WebtorchError
+from webtorch.llm.batch import ContextFullError
+from webtorch.llm.grammar import Grammar
 from webtorch.llm.language import Answer, LanguageModel
-from webtorch.llm.sampling import Sampling
-from webtorch.llm.session import ContextFullError
+from webtorch.llm.sampling import MOST_LIKELY, Sampling
 from webtorch.llm.template import Message, TemplateError
+from webtorch.llm.tools import Call, Form, Reader, form_of
 
 __all__ = ["application"]
 
 # Longer bodies are no conversation.
 _MOST_BYTES = 1 << 25
+# How many answers a request may ask for, and how many may be made or wait in all; texts to be made vectors.
+_MOST_ANSWERS, _MOST_WAITING, _MOST_TEXTS = 16, 256, 2048
+# Texts that end an answer, and their letters.
+_MOST_STOPS, _LONGEST_STOP = 16, 1024
+# Nobody's log probability is less; JSON has no infinity.
+_LEAST = -9999.0
 # What may be asked for only with these values.
 _ONLY: dict[str, tuple[object, ...]] = {
-    "n": (None, 1), "best_of": (None, 1), "logprobs": (None, False, 0), "top_logprobs": (None, 0),
-    "echo": (None, False), "suffix": (None, ""), "tools": (None, []), "functions": (None, []), "logit_bias": (None, {}),
-    "frequency_penalty": (None, 0), "presence_penalty": (None, 0), "response_format": (None, {"type": "text"}),
-    "dimensions": (None,), "encoding_format": (None, "float"),
+    "best_of": (None, 1), "echo": (None, False), "suffix": (None, ""), "functions": (None, []), "dimensions": (None,),
+    "encoding_format": (None, "float", "base64"), "audio": (None,), "modalities": (None, ["text"]),
 }  # fmt: skip
 
 
@@ -49,10 +60,16 @@ class _RefusedError(Exception):
         self.status = status
 
 
+_KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
+
+
+def _told(message: str, status: int) -> dict[str, Any]:
+    kind = _KINDS.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
 def _error(message: str, status: int) -> JSONResponse:
-    kind = "authentication_error" if status == 401 else "invalid_request_error"
-    told = {"message": message, "type": kind, "param": None, "code": None}
-    return JSONResponse({"error": told}, status)
+    return JSONResponse(_told(message, status), status)
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -73,6 +90,9 @@ async def _body(request: Request) -> dict[str, Any]:
     for name, values in _ONLY.items():
         if body.get(name) not in values:
             raise _RefusedError(f"{name} is {body[name]!r}, which is not available here")
+    for name, kind in (("stream", bool), ("stream_options", dict)):
+        if not isinstance(body.get(name), (kind, type(None))):
+            raise _RefusedError(f"{name} is {body[name]!r}, which it cannot be")
     return body
 
 
@@ -89,13 +109,117 @@ def _sampling(body: dict[str, Any]) -> Sampling:
     usual = Sampling()
     told: dict[str, Any] = {
         name: _number(body, name, getattr(usual, name))
-        for name in ("temperature", "top_p", "min_p", "repetition_penalty")
-    }
+        for name in (
+            "temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
+        )
+    }  # fmt: skip
+    bias = body.get("logit_bias") or {}
+    if not isinstance(bias, dict):
+        raise _RefusedError("logit_bias must be an object: numbers of tokens, and what is added")
+    try:
+        added = {int(k): _number(bias, k, 0.0) for k in bias}
+    except ValueError:
+        raise _RefusedError(
+            "logit_bias must be an object: numbers of tokens, and what is added"
+        ) from None
     return Sampling(
-        **told,
-        top_k=_number(body, "top_k", usual.top_k, int),
-        seed=_number(body, "seed", None, int),
+        **told, top_k=_number(body, "top_k", usual.top_k, int), seed=_number(body, "seed", None, int), bias=added,
+    )  # fmt: skip
+
+
+def _each(body: dict[str, Any], sampling: Sampling) -> list[Sampling]:
+    """Return how each of the answers (n) is drawn."""
+    count = _number(body, "n", 1, int)
+    if not 1 <= count <= _MOST_ANSWERS:
+        raise _RefusedError(f"n is {count}; 1 to {_MOST_ANSWERS} is wanted")
+    seed = sampling.seed
+    seeds = [None if seed is None else seed + i for i in range(count)]
+    return [dataclasses.replace(sampling, seed=s) for s in seeds]
+
+
+def _likely(body: dict[str, Any], chat: bool) -> int | None:
+    """Return of how many tokens in each place the log probabilities are wanted; None: of no token."""
+    wanted = body.get("logprobs")
+    if chat:
+        if wanted not in (None, True, False):
+            raise _RefusedError(f"logprobs is {wanted!r}; true or false is wanted")
+        count = _number(body, "top_logprobs", 0, int)
+        if count and not wanted:
+            raise _RefusedError("top_logprobs is only there with logprobs")
+        found = count if wanted else None
+    else:
+        found = None if wanted is False else _number(body, "logprobs", None, int)
+    if found is not None and not 0 <= found <= MOST_LIKELY:
+        raise _RefusedError(f"{found} log probabilities are wanted; there are up to {MOST_LIKELY}")
+    return found
+
+
+def _grammar(body: dict[str, Any]) -> Grammar | None:
+    """Return what an answer may be."""
+    told, text = body.get("response_format"), body.get("grammar")
+    kind = told.get("type") if isinstance(told, dict) else None
+    if told is not None and kind not in ("text", "json_object", "json_schema"):
+        raise _RefusedError("response_format must have a type: text, json_object or json_schema")
+    if text is not None:
+        if not isinstance(text, str) or kind not in (None, "text"):
+            raise _RefusedError("grammar must be a text, with no other response_format")
+        return Grammar.of_gbnf(text)
+    if kind in (None, "text"):
+        return None
+    if kind == "json_object":
+        return Grammar.of_schema()
+    assert isinstance(told, dict)
+    schema = told.get("json_schema")
+    if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
+        raise _RefusedError("json_schema must have a schema, an object")
+    return Grammar.of_schema(schema["schema"])
+
+
+@dataclass(frozen=True)
+class _Tools:
+    """What a request says of tools: how calls are written, and which must be called."""
+
+    form: Form | None = None
+    names: dict[str, Any] = field(default_factory=dict)  # for the template
+    called: Grammar | None = None
+
+
+def _tools(body: dict[str, Any], template: str | None) -> _Tools:
+    tools, choice = body.get("tools") or [], body.get("tool_choice")
+    fine = isinstance(tools, list) and all(
+        isinstance(t, dict)
+        and t.get("type") == "function"
+        and isinstance(t.get("function"), dict)
+        and isinstance(t["function"].get("name"), str)
+        and isinstance(t["function"].get("parameters") or {}, dict)
+        for t in tools
     )
+    if not fine:
+        raise _RefusedError("tools must be a list of functions, each with a name and parameters")
+    if choice not in (None, "none", "auto", "required") and not isinstance(choice, dict):
+        raise _RefusedError("tool_choice must be none, auto, required or a function")
+    if not tools:
+        if choice not in (None, "none", "auto"):
+            raise _RefusedError("tool_choice asks for a call, and there are no tools")
+        return _Tools()
+    if choice == "none":
+        return _Tools()
+    form = form_of(template)
+    if form is None:
+        raise _RefusedError("the chat template of this model knows no tools")
+    names = {"tools": tools}
+    if choice in (None, "auto"):
+        return _Tools(form, names)
+    wanted = tools
+    if isinstance(choice, dict):
+        name = (choice.get("function") or {}).get("name")
+        wanted = [t for t in tools if t["function"]["name"] == name]
+        if not wanted:
+            raise _RefusedError(f"tool_choice is {name!r}, which is none of the tools")
+    if body.get("response_format") or body.get("grammar"):
+        raise _RefusedError("a call that must be cannot have another form")
+    most = 1 if isinstance(choice, dict) or body.get("parallel_tool_calls") is False else 8
+    return _Tools(form, names, form.grammar(wanted, most))
 
 
 def _limits(body: dict[str, Any], usual: int | None) -> tuple[int | None, list[str]]:
@@ -107,6 +231,8 @@ def _limits(body: dict[str, Any], usual: int | None) -> tuple[int | None, list[s
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(s, str) for s in stop):
         raise _RefusedError("stop must be a text, or a list of them")
+    if len(stop) > _MOST_STOPS or any(len(s) > _LONGEST_STOP for s in stop):
+        raise _RefusedError(f"stop has at most {_MOST_STOPS} texts of {_LONGEST_STOP} letters")
     return most, stop
 
 
@@ -127,9 +253,30 @@ def _messages(body: dict[str, Any]) -> list[Message]:
             if len(parts) != len(content):
                 raise _RefusedError("a content must be text")
             content = "".join(map(str, parts))
+        calls = message.get("tool_calls")
+        if content is None and calls:
+            content = ""
         if not isinstance(content, str):
             raise _RefusedError("a message must have a role and a content")
-        out.append({**message, "content": content})
+        made = {**message, "content": content}
+        out.append(made if not calls else {**made, "tool_calls": _said_calls(calls)})
+    return out
+
+
+def _said_calls(calls: Any) -> list[dict[str, Any]]:
+    """Return the calls of a message as templates read them: arguments are an object."""
+    out: list[dict[str, Any]] = []
+    for call in calls if isinstance(calls, list) else [None]:
+        if not isinstance(call, dict):
+            raise _RefusedError("tool_calls must be a list of calls of functions")
+        function = call.get("function")
+        if not isinstance(function, dict):
+            raise _RefusedError("tool_calls must be a list of calls of functions")
+        given = function.get("arguments")
+        if isinstance(given, str):
+            with contextlib.suppress(ValueError):
+                given = json.loads(given)
+        out.append({**call, "function": {**function, "arguments": given}})
     return out
 
 
@@ -146,43 +293,126 @@ def _inputs(body: dict[str, Any], name: str) -> list[str | list[int]]:
     raise _RefusedError(f"{name} must be a text, tokens, or a list of these")
 
 
-async def _pieces(answer: Answer) -> AsyncIterator[str]:
-    """Yield an answer's text. A thread makes it; it ends when nobody waits any more."""
-    loop, gone = asyncio.get_running_loop(), threading.Event()
-    queue: asyncio.Queue[str | BaseException | None] = asyncio.Queue()
+async def _pieces(
+    answers: Sequence[Answer], request: Request | None = None
+) -> AsyncIterator[tuple[int, str | None]]:
+    """Yield numbers of answers and their text as it comes, None at their end. Threads make them, which end when
+    nobody waits any more: where this is closed, or the client of the request has gone.
+    """
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[tuple[int, str | BaseException | None]] = asyncio.Queue()
 
-    def put(item: str | BaseException | None) -> None:
+    def put(number: int, item: str | BaseException | None) -> None:
         """Hand something over, unless the server has ended."""
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(queue.put_nowait, item)
+            loop.call_soon_threadsafe(queue.put_nowait, (number, item))
 
-    def work() -> None:
-        """Make the answer."""
+    def work(number: int, answer: Answer) -> None:
+        """Make an answer."""
         end: BaseException | None = None
         try:
             for piece in answer:
-                if gone.is_set():
-                    break
-                put(piece)
+                put(number, piece)
         except Exception as error:
             end = error
         finally:
             answer.close()
-            put(end)
+            put(number, end)
 
-    threading.Thread(target=work, name="webtorch answer", daemon=True).start()
+    for given in enumerate(answers):
+        threading.Thread(target=work, args=given, name="webtorch answer", daemon=True).start()
+    left = len(answers)
     try:
-        while (item := await queue.get()) is not None:
+        while left:
+            try:
+                number, item = await asyncio.wait_for(
+                    queue.get(), None if request is None else 0.25
+                )
+            except TimeoutError:
+                if request is not None and await request.is_disconnected():
+                    return
+                continue
             if isinstance(item, BaseException):
                 raise item
-            yield item
+            left -= item is None
+            yield number, item
     finally:
-        gone.set()
+        for answer in answers:
+            answer.end()
 
 
-def _usage(answers: Sequence[Answer]) -> dict[str, int]:
-    read, made = sum(len(a.prompt) for a in answers), sum(len(a.tokens) for a in answers)
+class _Choice:
+    """An answer as it comes: its text, its calls, and the log probabilities of its tokens."""
+
+    def __init__(
+        self, model: LanguageModel, answer: Answer, chat: bool, top: int | None, tools: _Tools
+    ) -> None:
+        """Begin."""
+        self.answer, self.chat, self.top, self.tokens = answer, chat, top, model.tokenizer
+        begun = tools.form.begin if tools.form is not None and tools.called is not None else ""
+        self.reader = None if tools.form is None else Reader(tools.form, begun)
+        self.calls: list[Call] = []
+        self.told = self.at = 0
+
+    def feed(self, piece: str | None) -> str:
+        """Take a piece, or None for the end; return what it says."""
+        if self.reader is None:
+            return piece or ""
+        if piece is not None:
+            return self.reader.feed(piece)
+        out, self.calls = self.reader.end()
+        return out
+
+    @property
+    def finish(self) -> str:
+        """Return why it ended."""
+        return "tool_calls" if self.calls else self.answer.finish
+
+    def likely(self) -> dict[str, Any] | None:
+        """Return the log probabilities of the tokens that came since the last call."""
+        if self.top is None:
+            return None
+        found = self.answer.likely[self.told : len(self.answer.tokens)]
+        pairs = list(zip(self.answer.tokens[self.told :], found, strict=False))
+        self.told += len(pairs)
+        if self.chat:
+            content = [
+                self._token(t, p.value)
+                | {"top_logprobs": [self._token(*top) for top in p.top[: self.top]]}
+                for t, p in pairs
+            ]
+            return {"content": content, "refusal": None}
+        texts = [self._text(t) for t, _ in pairs]
+        offsets = []
+        for text in texts:
+            offsets.append(self.at)
+            self.at += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [max(p.value, _LEAST) for _, p in pairs],
+            "top_logprobs": [
+                {self._text(t): max(v, _LEAST) for t, v in p.top[: self.top]} for _, p in pairs
+            ],
+            "text_offset": offsets,
+        }
+
+    def _text(self, token: int) -> str:
+        return self.tokens.piece(token).decode("utf-8", "replace")
+
+    def _token(self, token: int, value: float) -> dict[str, Any]:
+        bits = list(self.tokens.piece(token))
+        return {"token": self._text(token), "logprob": max(value, _LEAST), "bytes": bits}
+
+
+def _usage(prompts: Sequence[list[int]], answers: Sequence[Answer]) -> dict[str, int]:
+    read, made = sum(map(len, prompts)), sum(len(a.tokens) for a in answers)
     return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
+
+
+def _said_call(call: Call, index: int | None = None) -> dict[str, Any]:
+    place = {} if index is None else {"index": index}
+    function = {"name": call.name, "arguments": call.arguments}
+    return {**place, "id": call.id, "type": "function", "function": function}
 
 
 class _Kind:
@@ -198,69 +428,90 @@ class _Kind:
         }
         self.object = "chat.completion" if chat else "text_completion"
 
-    def whole(self, texts: Sequence[str], answers: Sequence[Answer]) -> dict[str, Any]:
-        """Return a whole answer."""
-        choices = []
-        for i, (text, answer) in enumerate(zip(texts, answers, strict=True)):
-            said = (
-                {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-            )
-            choices.append({"index": i, **said, "finish_reason": answer.finish, "logprobs": None})
-        return {**self.head, "object": self.object, "choices": choices, "usage": _usage(answers)}
+    def whole(self, texts: Sequence[str], choices: Sequence[_Choice]) -> list[dict[str, Any]]:
+        """Return whole answers."""
+        out = []
+        for i, (text, choice) in enumerate(zip(texts, choices, strict=True)):
+            said: dict[str, Any] = {"text": text}
+            if self.chat:
+                message: dict[str, Any] = {"role": "assistant", "content": text}
+                if choice.calls:
+                    message |= {"content": text.strip() or None}
+                    message |= {"tool_calls": [_said_call(c) for c in choice.calls]}
+                said = {"message": message}
+            ending = {"finish_reason": choice.finish, "logprobs": choice.likely()}
+            out.append({"index": i, **said, **ending})
+        return out
 
-    def part(self, text: str | None, finish: str | None = None, index: int = 0) -> dict[str, Any]:
-        """Return a piece of an answer; None: only its end."""
+    def part(
+        self, said: str | dict[str, Any] | None, choice: _Choice, index: int, ends: bool = False
+    ) -> dict[str, Any]:
+        """Return a piece of an answer: a text, or calls; None: only its end."""
         if self.chat:
-            said: dict[str, Any] = {
-                "delta": {} if text is None else {"role": "assistant", "content": text}
-            }
+            given = {"content": said} if isinstance(said, str) else said or {}
+            told: dict[str, Any] = {"delta": {"role": "assistant", **given} if given else {}}
         else:
-            said = {"text": text or ""}
-        choice = {"index": index, **said, "finish_reason": finish, "logprobs": None}
+            told = {"text": said or ""}
+        ending = {"finish_reason": choice.finish if ends else None, "logprobs": choice.likely()}
+        return self.event([{"index": index, **told, **ending}])
+
+    def event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return what an event of a stream has."""
         name = f"{self.object}.chunk" if self.chat else self.object
-        return {**self.head, "object": name, "choices": [choice]}
+        return {**self.head, "object": name, "choices": choices}
 
 
 def _event(data: dict[str, Any]) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
-async def _stream(kind: _Kind, answers: Sequence[Answer], usage: bool) -> AsyncIterator[str]:
-    """Yield the events of answers, one after the other."""
-    for index, answer in enumerate(answers):
-        async with contextlib.aclosing(_pieces(answer)) as pieces:  # type: ignore[type-var]
-            async for piece in pieces:
-                if piece:
-                    yield _event(kind.part(piece, index=index))
-        yield _event(kind.part(None, answer.finish, index))
+async def _stream(
+    kind: _Kind, choices: Sequence[_Choice], prompts: Sequence[list[int]], usage: bool
+) -> AsyncIterator[str]:
+    """Yield the events of answers, as they come."""
+    answers = [c.answer for c in choices]
+    try:
+        async with contextlib.aclosing(_pieces(answers)) as pieces:  # type: ignore[type-var]
+            async for index, piece in pieces:
+                choice = choices[index]
+                said = choice.feed(piece)
+                if said:
+                    yield _event(kind.part(said, choice, index))
+                if piece is None:
+                    if choice.calls:
+                        calls = [_said_call(c, i) for i, c in enumerate(choice.calls)]
+                        yield _event(kind.part({"tool_calls": calls}, choice, index))
+                    yield _event(kind.part(None, choice, index, ends=True))
+    except WebtorchError as error:
+        yield _event(_told(str(error), 500))
+        return
     if usage:
-        yield _event({**kind.part(None), "choices": [], "usage": _usage(answers)})
+        yield _event({**kind.event([]), "usage": _usage(prompts, answers)})
     yield "data: [DONE]\n\n"
 
 
-async def _collected(request: Request, answer: Answer) -> str:
-    """Return an answer's text; where the client has gone, what there is till then."""
-    out = []
-    async with contextlib.aclosing(_pieces(answer)) as pieces:  # type: ignore[type-var]
-        async for piece in pieces:
-            out.append(piece)
-            if await request.is_disconnected():
-                break
-    return "".join(out)
-
-
 async def _answered(
-    request: Request, body: dict[str, Any], kind: _Kind, answers: Sequence[Answer]
+    request: Request,
+    body: dict[str, Any],
+    kind: _Kind,
+    choices: Sequence[_Choice],
+    prompts: Sequence[list[int]],
 ) -> Response:
     if body.get("stream"):
         usage = bool((body.get("stream_options") or {}).get("include_usage"))
         return StreamingResponse(
-            _stream(kind, answers, usage),
+            _stream(kind, choices, prompts, usage),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache"},
         )
-    texts = [await _collected(request, answer) for answer in answers]
-    return JSONResponse(kind.whole(texts, answers))
+    texts = [""] * len(choices)
+    answers = [c.answer for c in choices]
+    async with contextlib.aclosing(_pieces(answers, request)) as pieces:  # type: ignore[type-var]
+        async for index, piece in pieces:
+            texts[index] += choices[index].feed(piece)
+    told = kind.whole(texts, choices)
+    usage_told = _usage(prompts, answers)
+    return JSONResponse({**kind.head, "object": kind.object, "choices": told, "usage": usage_told})
 
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -292,6 +543,10 @@ def application(
                 return _error(str(error), error.status)
             except (ContextFullError, TemplateError, ValueError) as error:
                 return _error(str(error), 400)
+            except asyncio.CancelledError:
+                return _error("the server ends", 503)
+            except RecursionError:
+                return _error("the request is too deep", 400)
 
         return answer
 
@@ -300,30 +555,77 @@ def application(
         entry = {"id": name, "object": "model", "created": 0, "owned_by": "webtorch"}
         return JSONResponse({"object": "list", "data": [entry]})
 
+    def many(count: int) -> None:
+        """Refuse what would wait for too long."""
+        if count + model.batch.running > _MOST_WAITING:
+            raise _RefusedError("too many answers are asked for; try again later", 429)
+
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
         body = await _body(request)
         most, stop = _limits(body, None)
-        answer = model.chat(_messages(body), _sampling(body), most=most, stop=stop)
-        return await _answered(request, body, _Kind(True, name), [answer])
+        each, top, messages = _each(body, _sampling(body)), _likely(body, True), _messages(body)
+        many(len(each))
+
+        def begin() -> list[_Choice]:
+            """Begin the answers; grammars and templates take their time."""
+            tools, grammar = _tools(body, model.template), _grammar(body)
+            form = tools.form
+            names: dict[str, Any] = dict(tools.names)
+            if form is not None:
+                names["shown"] = [t for t in (form.begin, form.end) if t]
+                names["begun"] = form.begin if tools.called is not None else ""
+            answers = [
+                model.chat(
+                    messages, s, most=most, stop=stop, grammar=tools.called or grammar, likely=top is not None,
+                    **names,
+                )
+                for s in each
+            ]  # fmt: skip
+            return [_Choice(model, a, True, top, tools) for a in answers]
+
+        choices = await asyncio.to_thread(begin)
+        prompts = [choices[0].answer.prompt]
+        return await _answered(request, body, _Kind(True, name), choices, prompts)
 
     async def completions(request: Request) -> Response:
         """Go on with texts."""
         body = await _body(request)
         most, stop = _limits(body, 16)
-        sampling, prompts = _sampling(body), _inputs(body, "prompt")
-        answers = [model.generate(p, sampling, most=most, stop=stop) for p in prompts]
-        return await _answered(request, body, _Kind(False, name), answers)
+        each, prompts = _each(body, _sampling(body)), _inputs(body, "prompt")
+        top = _likely(body, False)
+        many(len(each) * len(prompts))
+
+        def begin() -> list[_Choice]:
+            """Begin the answers."""
+            grammar = _grammar(body)
+            answers = [
+                model.generate(p, s, most=most, stop=stop, grammar=grammar, likely=top is not None)
+                for p in prompts
+                for s in each
+            ]
+            return [_Choice(model, a, False, top, _Tools()) for a in answers]
+
+        choices = await asyncio.to_thread(begin)
+        read = [c.answer.prompt for c in choices[:: len(each)]]
+        return await _answered(request, body, _Kind(False, name), choices, read)
 
     async def embeddings(request: Request) -> Response:
         """Return texts as vectors."""
         body = await _body(request)
         inputs = _inputs(body, "input")
-        vectors = [(await asyncio.to_thread(model.embed, t)).tolist() for t in inputs]
-        data = [{"object": "embedding", "index": i, "embedding": v} for i, v in enumerate(vectors)]
-        count = sum(
-            len(model.tokenizer.encode(t)) if isinstance(t, str) else len(t) for t in inputs
-        )
+        if len(inputs) > _MOST_TEXTS:
+            raise _RefusedError(f"there are {len(inputs)} texts; at most {_MOST_TEXTS} are wanted")
+        data, count = [], 0
+        for i, text in enumerate(inputs):
+            given = await asyncio.to_thread(model.encode, text) if isinstance(text, str) else text
+            count += len(given)
+            vector: Any = (await asyncio.to_thread(model.embed, given)).tolist()
+            if body.get("encoding_format") == "base64":
+                vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+            data.append({"object": "embedding", "index": i, "embedding": vector})
+            if await request.is_disconnected():
+                break
         usage = {"prompt_tokens": count, "total_tokens": count}
         return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
 

@@ -235,19 +235,23 @@ def _of_channel(tokenizer: Tokens, numbers: Iterable[int]) -> Iterator[int]:
         yield channel
 
 
-def streamed(tokenizer: Tokens, numbers: Iterable[int], begins: bool = False) -> Iterator[str]:
+def streamed(
+    tokenizer: Tokens, numbers: Iterable[int], begins: bool = False, shown: Iterable[str] = ()
+) -> Iterator[str]:
     """Yield the text of tokens, one after the other; a letter of several bytes comes when it is whole.
 
     begins: the text is an answer by itself: a space in front that the tokenizer put there is left out, and of gpt-oss
-    all but the channel "final". Special tokens give an empty text.
+    all but the channel "final". Special tokens give an empty text, but for those that are `shown`.
     """
     hidden = tokenizer.hidden()
+    special = {n: t for t in shown if (n := tokenizer.special.get(t)) in hidden}
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     strip = begins and bool(getattr(tokenizer, "prefix", ""))
     if begins and _has_channels(tokenizer):
         numbers = _of_channel(tokenizer, numbers)
     for number in numbers:
         text = "" if number in hidden else decoder.decode(tokenizer.piece(number))
+        text = special.get(number, text)
         if strip and text:
             text, strip = text.removeprefix(" "), False
         yield text

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from webtorch.functions import public as webtorch
 from webtorch.io import safetensors, weights
@@ -17,6 +17,7 @@ from webtorch.llm.architectures import architecture, gguf_metadata, parts
 from webtorch.llm.config import Config, ModelError
 from webtorch.llm.mixes import chooser
 from webtorch.llm.model import Expert, Model, PackedExpert
+from webtorch.llm.packings import METHODS
 from webtorch.nn.embedding import Embedding
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
@@ -25,8 +26,8 @@ from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, Packed
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
-    "FolderWeights", "GGUFWeights", "Weights", "fill", "fused_parts", "permuted_rows", "put_packed", "quantize_",
-    "save", "save_quantized", "weight_bytes",
+    "FolderWeights", "GGUFWeights", "Place", "Weights", "fill", "fused_parts", "permuted_rows", "put_packed",
+    "quantize_", "save", "save_quantized", "weight_bytes",
 ]  # fmt: skip
 
 # The rows of these are turned by places.
@@ -99,10 +100,18 @@ def fused_parts(config: Config, path: str) -> list[tuple[str, int, int]]:
 class FolderWeights:
     """A folder of Hugging Face's with safetensors."""
 
-    def __init__(self, config: Config, folder: FilePath, device: Any, dtype: DType | None) -> None:
-        """Map the files."""
+    def __init__(
+        self,
+        config: Config,
+        folder: FilePath,
+        device: Any,
+        dtype: DType | None,
+        packing: dict[str, Any] | None = None,
+        packed: bool = True,
+    ) -> None:
+        """Map the files. packing: config.json's quantization_config. packed: whether such weights stay packed."""
         self.config, self.folder, self.device, self.dtype = config, os.fspath(folder), device, dtype
-        self.found = architecture(config)
+        self.found, self.packing, self.packed = architecture(config), packing or {}, packed
         self.records: dict[str, tuple[safetensors.RawTensor, str]] = {}
         for file, listed in weights.shards(folder).items():
             for key, record in safetensors.load_file(file, allow_misaligned=True).items():
@@ -125,6 +134,26 @@ class FolderWeights:
         record, file = self.records[name]
         return weights.tensor_of(record, name, file, device or self.device, None)
 
+    def matrix(self, key: str) -> Tensor | PackedTensor:
+        """Return a tensor of the files, or what a packer made of it."""
+        read = METHODS.get(self.packing.get("quant_method", ""))
+        if read is not None and key.endswith(".weight"):
+            layer = self._name(key).removesuffix("weight")
+
+            def part(name: str) -> Tensor | None:
+                """Return a tensor of the layer."""
+                found = layer + name
+                return self.read(found, "cpu") if found in self.records else None
+
+            out = read(part, self.packing, self.dtype or webtorch.float32)
+            if out is not None:
+                out = out.to(self.device) if self.device is not None else out
+                return out if self.packed or isinstance(out, Tensor) else out.dequantize()
+        found = self.read(key)
+        return (
+            found if self.dtype is None or not found.is_floating_point() else found.to(self.dtype)
+        )
+
     def weight(self, name: str, like: Tensor) -> Tensor | PackedTensor:
         """Return the weight of a name."""
         _, path, kind = parts(name)
@@ -136,14 +165,12 @@ class FolderWeights:
                 path.split(".")[1] + "_proj", "qkv_proj" if "attention" in path else "gate_up_proj"
             )
             begin, end = _rows(self.config, path)
-            return self._typed(self.read(fused)[begin:end])
+            return self.matrix(fused)[begin:end]
         if not path.startswith(_EXPERTS):
-            return self._typed(self.read(key))
+            return self.matrix(key)
         if not self.found.stacked:
-            count = like.shape[0]
-            return webtorch.stack(
-                [self._typed(self.read(key.replace("{e}", str(e)))) for e in range(count)]
-            )
+            experts = [self.matrix(key.replace("{e}", str(e))) for e in range(like.shape[0])]
+            return _each(experts, webtorch.stack)
         # (experts, inputs, outputs), gates and values in turns (gpt-oss).
         whole = key.removesuffix(f".{kind}")
         if kind == "weight" and self._name(f"{whole}_blocks") in self.records:
@@ -173,6 +200,14 @@ class FolderWeights:
         return t if self.dtype is None or not t.is_floating_point() else t.to(self.dtype)
 
 
+class Place(NamedTuple):
+    """Where a GGUF file has a weight: a tensor, which of its rows, and for how many heads these are in pairs."""
+
+    tensor: str
+    rows: tuple[int, int] | None = None
+    heads: int | None = None
+
+
 class GGUFWeights:
     """A GGUF file."""
 
@@ -197,30 +232,37 @@ class GGUFWeights:
 
     def weight(self, name: str, like: Tensor) -> Tensor | PackedTensor:
         """Return the weight of a name."""
-        number, path, kind = parts(name)
-        key, here = self.found.weight(name, gguf=True), self.reader.entries
-        if path in (*_TURNED, "attention.v") and key not in here and self.found.fused:
-            begin, end = _rows(self.config, path)
-            return self.read(f"blk.{number}.attn_qkv.{kind}")[begin:end]
-        if path in ("mlp.gate", "mlp.up") and self.found.fused:
-            begin, end = _rows(self.config, path)
-            return self.read(f"blk.{number}.ffn_up.{kind}")[begin:end]
-        if path.startswith(_EXPERTS) and key not in here:
+        place = self.place(name)
+        if place is None:
             # Files of the first mixtures have a tensor for each expert.
+            key = self.found.weight(name, gguf=True)
             singles = [
                 self.read(key.replace("_exps.", f".{e}."), "cpu") for e in range(like.shape[0])
             ]
             return _each(singles, webtorch.stack).to(self.device)
+        if place.rows is not None:
+            begin, end = place.rows
+            return self.read(place.tensor)[begin:end]
+        if place.heads is not None:
+            whole = self.read(place.tensor, "cpu")
+            return _each([whole], functools.partial(_unpermuted, place.heads)).to(self.device)
+        out = self.read(place.tensor)
+        shared = parts(name)[1] == "mlp.shared_gate"
+        return out.reshape(like.shape) if isinstance(out, Tensor) and shared else out
+
+    def place(self, name: str) -> Place | None:
+        """Return where the weight of a name is; None: in tensors for each expert."""
+        number, path, kind = parts(name)
+        key, here = self.found.weight(name, gguf=True), self.reader.entries
+        if path in (*_TURNED, "attention.v") and key not in here and self.found.fused:
+            return Place(f"blk.{number}.attn_qkv.{kind}", _rows(self.config, path))
+        if path in ("mlp.gate", "mlp.up") and self.found.fused:
+            return Place(f"blk.{number}.ffn_up.{kind}", _rows(self.config, path))
+        if path.startswith(_EXPERTS) and key not in here:
+            return None
         if self.found.permuted and path in _TURNED:
-            heads = getattr(self.config, _TURNED[path])
-            whole = self.read(key, "cpu")
-            return _each([whole], functools.partial(_unpermuted, heads)).to(self.device)
-        out = self.read(key)
-        return (
-            out.reshape(like.shape)
-            if isinstance(out, Tensor) and path == "mlp.shared_gate"
-            else out
-        )
+            return Place(key, heads=getattr(self.config, _TURNED[path]))
+        return Place(key)
 
 
 def _unpermuted(heads: int, whole: list[Tensor]) -> Tensor:
@@ -260,6 +302,16 @@ def weight_bytes(reader: GGUFReader, dtype: DType, packed: bool) -> int:
         stays = packed and entry.type in FORMATS
         total += entry.end - entry.begin if stays else math.prod(entry.shape) * dtype.itemsize
     return total
+
+
+def packed_bytes(folder: FilePath) -> int | None:
+    """Return how much memory the weights of a folder take that are packed in it; None where they are floats."""
+    found = [
+        r
+        for file in weights.shards(folder)
+        for r in safetensors.load_file(file, allow_misaligned=True).values()
+    ]
+    return None if all("float" in r.dtype for r in found) else sum(r.nbytes for r in found)
 
 
 def named_weights(model: Model) -> Iterator[tuple[str, Tensor | PackedTensor]]:

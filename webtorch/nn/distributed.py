@@ -22,8 +22,9 @@ from webtorch.functions.joining import cat
 from webtorch.ir.dtype import DType, int32, int64
 from webtorch.nn.module import Module
 from webtorch.sparse.construction import sparse_coo_tensor
-from webtorch.tensors.engine import graph_of, queue_callback
+from webtorch.tensors.engine import queue_callback
 from webtorch.tensors.modes import is_grad_enabled, no_grad
+from webtorch.tensors.order import graph_of
 from webtorch.tensors.tape import AccumulateGrad
 from webtorch.tensors.tensor import Tensor
 

@@ -11,7 +11,7 @@ from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import strided
-from webtorch.tensors.override import asks, counted, disabled
+from webtorch.tensors.override import asks, counted, disabled, dispatches
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Buffer", "Parameter", "UninitializedBuffer", "UninitializedParameter", "is_lazy"]
@@ -43,7 +43,7 @@ class Parameter(Tensor, metaclass=_ParameterMeta):
                 f"Parameter: data must be a Tensor, not {type(data).__name__}. "
                 "Wrap it first: Parameter(webtorch.tensor(data))."
             )
-        if asks(type(data)) or data.layout is not strided:
+        if asks(type(data)) or dispatches(type(data)) or data.layout is not strided:
             # The class of the data knows more than a Parameter does: the result is one of them.
             out: Any = data.detach().requires_grad_(requires_grad)
             kind: type[Any] = type(out)
@@ -79,51 +79,39 @@ class Parameter(Tensor, metaclass=_ParameterMeta):
         return "Parameter containing:\n" + super().__repr__()
 
 
-class Buffer(Tensor):
+class _BufferMeta(type):
+    """A tensor that was marked as one counts as a Buffer."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return type.__instancecheck__(cls, instance) or (
+            cls is Buffer
+            and isinstance(instance, Tensor)
+            and instance.__dict__.get("_is_buffer", False)
+        )
+
+
+class Buffer(Tensor, metaclass=_BufferMeta):
     """A tensor that a Module registers as a buffer when it is assigned to an attribute.
 
-    A buffer is state that no gradient changes; `persistent=False` leaves it out of `state_dict()`.
+    A buffer is state that no gradient changes; `persistent=False` leaves it out of `state_dict()`. It is a plain
+    tensor with a mark.
     """
 
     persistent: bool
     __torch_function__ = disabled  # type: ignore[assignment]
 
-    def __new__(cls, data: Tensor | None = None, *, persistent: bool = True) -> Buffer:
+    def __new__(cls, data: Tensor | None = None, *, persistent: bool = True) -> Any:
         """Return a tensor that shares the storage of `data` and knows its persistence."""
         if data is None:
             data = webtorch.empty(0)
-        return Tensor._make_subclass(cls, data.detach(), data.requires_grad)
-
-    def __init__(self, data: Tensor | None = None, *, persistent: bool = True) -> None:
-        """Record whether the buffer belongs to the state dict."""
-        self.persistent = persistent
-
-    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
-        """Return the text of a plain tensor, as PyTorch does."""
-        return repr(self.data)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Buffer:
-        """Return a buffer with its own copy of the data, once per `memo`."""
-        known = memo.get(id(self))
-        if known is not None:
-            return known
-        copied = type(self)(self.data.clone(), persistent=self.persistent)
-        memo[id(self)] = copied
-        return copied
-
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        """Pickle as the data and the persistence."""
-        return _rebuild_buffer, (type(self), self.detach(), self.persistent)
+        out: Any = data.detach().requires_grad_(data.requires_grad)
+        out.persistent, out._is_buffer = persistent, True
+        return out
 
 
 def _rebuild_parameter(cls: type[Parameter], data: Tensor, requires_grad: bool) -> Parameter:
     """Return a parameter from what `Parameter.__reduce_ex__` gave."""
     return cls(data, requires_grad)
-
-
-def _rebuild_buffer(cls: type[Buffer], data: Tensor, persistent: bool) -> Buffer:
-    """Return a buffer from what `Buffer.__reduce_ex__` gave."""
-    return cls(data, persistent=persistent)
 
 
 _NO_SHAPE = (
@@ -217,7 +205,8 @@ class UninitializedParameter(_Uninitialized, Parameter):  # type: ignore[misc]
 class UninitializedBuffer(_Uninitialized, Buffer):  # type: ignore[misc]
     """A buffer whose shape is not known yet: lazy norms have it until their first call."""
 
-    _becomes = Buffer
+    # A plain tensor, as Buffer makes it.
+    _becomes = Tensor
 
     def __new__(
         cls,

@@ -464,14 +464,25 @@ def _check_state(x: Tensor, h: Tensor, w_hh: Tensor, number: int) -> None:
 
 
 def _products(
-    x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None
+    x: Tensor,
+    h: Tensor,
+    w_ih: Tensor,
+    w_hh: Tensor,
+    b_ih: Tensor | None,
+    b_hh: Tensor | None,
+    state_first: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Return the products of a cell with its input and its state, checked."""
+    """Return the products of a cell with its input and its state, checked. The order in which they are recorded is
+    PyTorch's, so that leaves get their gradients in its order.
+    """
     if x.shape[1] != w_ih.shape[1]:
         raise RuntimeError(
             f"input has inconsistent input_size: got {x.shape[1]} expected {w_ih.shape[1]}"
         )
     _check_state(x, h, w_hh, 0)
+    if state_first:
+        of_state = F.linear(h, w_hh, b_hh)
+        return F.linear(x, w_ih, b_ih), of_state
     return F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh)
 
 
@@ -529,5 +540,5 @@ def gru_cell(
     b_hh: Tensor | None = None,
 ) -> Tensor:
     """Return h of one step: (N, features), (N, H) to (N, H)."""
-    a, b = _products(input, hx, w_ih, w_hh, b_ih, b_hh)
+    a, b = _products(input, hx, w_ih, w_hh, b_ih, b_hh, state_first=False)
     return _gru_step(a, b, (hx,))[0][0]

@@ -1,6 +1,6 @@
 """Formats of packed numbers: how the blocks unpack. May import floors 0 and 1.
 
-A block is a few bytes for 32 or 256 neighbouring elements of a row, laid out as llama.cpp has it
+A block is a few bytes for 32 to 256 neighbouring elements of a row, most laid out as llama.cpp has it
 (ggml-common.h and ggml-quants.c of https://github.com/ggml-org/ggml). A format is one entry: the sizes, the axes in
 which its elements are counted (the last one runs along neighbouring bytes), and the value of an element, as an
 expression of the block's bytes and of the place on each axis. All that is computed of a format is made of that
@@ -255,6 +255,65 @@ def _iq4_xs(b: Block, a: Expr, o: Expr, h: Expr, _c: Expr) -> Expr:
     scale = (low | ex.shl(high, 4)) - 32
     q = _cut(b.byte(8, 32, 16, 0, 1), h * 4, 4)
     return b.half(0) * _number(scale) * _number(_looked_up(IQ4, q))
+
+
+# ---- blocks of other packers: groups of neighbours with a scale and a zero (GPTQ, AWQ, HQQ), and floats of four bits
+# (bitsandbytes). They write the parts of a block apart from each other; here these lie together.
+
+_GROUPS = (32, 64, 128)
+# The numbers that four bits stand for: quantiles of the normal distribution, and the float E2M1 scaled to 1.
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+_FP4 = (
+    0.0,
+    0.0052083334885537624,
+    0.6666666865348816,
+    1.0,
+    0.3333333432674408,
+    0.5,
+    0.1666666716337204,
+    0.25,
+)
+FP4 = (*_FP4, 0.0, *[-x for x in _FP4[1:]])
+
+
+def _in_groups(count: int) -> None:
+    """Declare numbers of 4 and of 8 bits with a scale and a zero, of float16 and of float32, for each `count`."""
+
+    @_format(f"INT4_{count}", 4 + count // 2, (2, count // 2), (0,))
+    def _int4(b: Block, h: Expr, _c: Expr) -> Expr:
+        return (_number(_cut(b.byte(4, 0, 1), h * 4, 4)) - b.half(2)) * b.half(0)
+
+    @_format(f"INT8_{count}", 8 + count, (count,))
+    def _int8(b: Block, _c: Expr) -> Expr:
+        zero = ex.bitcast(b.word(4), float32)
+        return (_number(b.byte(8, 1)) - zero) * ex.bitcast(b.word(0), float32)
+
+
+for _count in _GROUPS:
+    _in_groups(_count)
+
+
+def chosen(values: Sequence[float], index: Expr) -> Expr:
+    """Return one of 16 numbers, bit by bit of the index."""
+    found = [ex.const(v, float32) for v in values]
+    for bit in range(4):
+        low = ex.eq(_cut(index, ex.const(bit, int32), 1), 0)
+        found = [ex.where(low, a, b) for a, b in zip(found[::2], found[1::2], strict=True)]
+    return found[0]
+
+
+@_format("NF4", 36, (2, 32), (0,))
+def _nf4(b: Block, h: Expr, _c: Expr) -> Expr:
+    return ex.bitcast(b.word(0), float32) * chosen(NF4, _cut(b.byte(4, 0, 1), h * 4, 4))
+
+
+@_format("FP4", 36, (2, 32), (0,))
+def _fp4(b: Block, h: Expr, _c: Expr) -> Expr:
+    return ex.bitcast(b.word(0), float32) * chosen(FP4, _cut(b.byte(4, 0, 1), h * 4, 4))
 
 
 # ---- operations made of a format

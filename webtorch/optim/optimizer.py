@@ -201,7 +201,9 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
                         f"but got {changed}."
                     )
                 args, kwargs = changed
-        last = None if tracing.active else _Last(self)
+        backends = {p._storage.runtime.backend for g in self.param_groups for p in g["params"]}
+        stops = any(backend.stops for backend in backends)
+        last = _Last(self) if stops and not tracing.active else None
         found_inf = self.__dict__.get("found_inf")
         before = None if found_inf is None else self._values()
         if tracing.active:
@@ -227,7 +229,7 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
         params = [param for group in self.param_groups for param in group["params"]]
         try:
             realize(*params)
-            for backend in {p._storage.runtime.backend for p in params}:
+            for backend in backends:
                 if backend.has_failed:
                     backend.synchronize()
         except CHECKS:
@@ -255,21 +257,27 @@ class _Last:
     """What an optimizer's step may write, as it is before the step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.states = optimizer.state
-        self.state = {param: {**state} for param, state in self.states.items()}
-        written = [t for _, t in optimizer._written()]
-        self.counters = [(t._counter, t._counter.version) for t in written]
-        self.values = [(s, s.node, s.version) for t in written for s in (t._storage,)]
+        self.states = states = optimizer.state
+        # No dict: that would compute the hash of each parameter.
+        self.state = [(param, dict(state)) for param, state in states.items()]
+        written = [p for group in optimizer.param_groups for p in group["params"]]
+        written += [t for _, state in self.state for t in state.values() if isinstance(t, Tensor)]
+        self.values = [
+            (t._counter, t._counter.version, s, s.node, s.version)
+            for t in written
+            for s in (t._storage,)
+        ]
 
     def give_back(self) -> None:
         """Let all be as it was."""
-        for counter, version in self.counters:
-            counter.version = version
-        for storage, node, version in self.values:
-            storage.take_back(node, version)
-        for param in [p for p in self.states if p not in self.state]:
+        for counter, count, storage, node, version in self.values:
+            counter.version = count
+            if storage.node is not node or storage.version != version:
+                storage.take_back(node, version)
+        known = {id(param) for param, _ in self.state}
+        for param in [p for p in self.states if id(p) not in known]:
             del self.states[param]
-        for param, state in self.state.items():
+        for param, state in self.state:
             now = self.states[param]
             if now.keys() != state.keys() or not all(map(is_, now.values(), state.values())):
                 now.clear()

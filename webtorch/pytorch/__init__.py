@@ -14,6 +14,7 @@ random     random operators, from generators of either side; all others mean wha
 attention  scaled dot-product attention as one operator
 grouped    products of groups of rows: experts
 regions    torchvision's compiled operators
+packers    bitsandbytes' operators
 sparse     COO tensors, and compressed: CSR and CSC
 wide       float64 and complex128, which the CPU engine computes
 kernels    how a meaning becomes a PyTorch kernel
@@ -22,6 +23,7 @@ foreach    operations on lists of tensors
 products   matmul and einsum whose gradient is recorded
 own        kernels with a form of their own: memory, creation
 compositions  operators that are written with others of PyTorch
+jagged        dense tensors of nested ones, and the other way round
 optimizer  fused optimizers, and Adam as users write it
 autocast   what autocast does with operators
 patches    what of PyTorch's own Python is replaced for the device

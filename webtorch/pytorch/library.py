@@ -28,11 +28,13 @@ from webtorch.pytorch import (
     grouped,
     lent,
     optimizer,
+    packers,
     patches,
     regions,
     sparse,
 )
 from webtorch.pytorch import batchnorm as batchnorm  # declares itself
+from webtorch.pytorch import jagged as jagged  # declares itself
 from webtorch.pytorch import own as own  # declares itself
 from webtorch.pytorch import products as products  # declares itself
 from webtorch.pytorch.compositions import RECURRENT, recurrent_cell, recurrent_layer
@@ -210,6 +212,7 @@ def _register() -> None:
         importlib.import_module("webtorch.pytorch.distributed").register()
     attention.register(kernel_for)
     regions.register(functional)
+    packers.register(functional)
     grouped.register(functional)
     patches.apply()
     _follow_forward_mode()

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from webtorch.aten.table import FUNCTIONS, Function, aten, op
+from webtorch.aten.table import Function, aten, is_open, op
 from webtorch.functions.random import Generator
 from webtorch.ir.dtype import bool_, float32
 from webtorch.ops.layout import of_operands
@@ -182,5 +182,5 @@ def _rrelu(
 # The others that take a generator.
 for _entry in list(TABLE.values()):
     for _name in _entry.aten:
-        if _name not in FUNCTIONS and "generator" in inspect.signature(_entry.function).parameters:
+        if is_open(_name) and "generator" in inspect.signature(_entry.function).parameters:
             aten(_name)(_sampled(_entry.name))

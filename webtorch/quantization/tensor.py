@@ -13,6 +13,7 @@ from webtorch.ir.dtype import DType, int32, uint8
 from webtorch.ops.blocks import FORMATS, WORD, Format
 from webtorch.tensors.creation import from_bytes
 from webtorch.tensors.device import DeviceLike, device
+from webtorch.tensors.modes import records_for_pages
 from webtorch.tensors.size import Size
 from webtorch.tensors.tensor import Tensor
 
@@ -125,14 +126,17 @@ class PackedTensor(_Packed):
 
     @classmethod
     def over(cls, blocks: Tensor, format: str, shape: Sequence[int], dtype: DType) -> PackedTensor:
-        """Return one over the blocks of another, which may have been moved to another device since."""
+        """Return one over the blocks of another, which may have been moved to another device since.
+
+        What is recorded for pages reads words, on the CPU too.
+        """
         form = _format(format)
         on_cpu, in_bytes = blocks.device.type == "cpu", blocks.dtype is uint8
-        if on_cpu and not in_bytes:
+        if on_cpu and not in_bytes and not records_for_pages():
             nbytes = math.prod(shape[:-1]) * form.row_bytes(shape[-1])
             blocks = blocks.view(uint8)[:nbytes].clone()
         elif in_bytes and not on_cpu:
-            blocks = _in_words(blocks, form)
+            blocks = in_words(blocks, form)
         return cls._of(blocks, form, shape, dtype)
 
     @classmethod
@@ -353,10 +357,10 @@ class Transposed(_Packed):
 
 def laid(data: Tensor, form: Format) -> Tensor:
     """Return flat bytes as kernels of their device read them: on the CPU as they are, else as words."""
-    return data if data.device.type == "cpu" else _in_words(data, form)
+    return data if data.device.type == "cpu" else in_words(data, form)
 
 
-def _in_words(data: Tensor, form: Format) -> Tensor:
+def in_words(data: Tensor, form: Format) -> Tensor:
     """Return bytes as words, with zeros behind the last block until groups of blocks are whole."""
     rest = -data.numel() % (form.together * form.nbytes)
     if rest:

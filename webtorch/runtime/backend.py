@@ -108,6 +108,8 @@ class Backend(Protocol):
     index: int
     limits: Limits
     bounds: Mapping[DType, int]
+    # Whether a program ends before it overwrites what it was given, where an index is bad.
+    stops: bool
     # Whether `download` takes the first element and the count of a part.
     reads_parts: bool
     # How often a thread has waited for work that the device does by itself.

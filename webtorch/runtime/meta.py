@@ -52,7 +52,7 @@ class _Nothing:
 
 class _MetaBackend:
     name = "meta"
-    reads_parts = has_failed = False
+    stops = reads_parts = has_failed = False
     waited = 0
     singles = None
     index = 0

@@ -33,7 +33,7 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
     all that Python uses out of the processor's caches, so where that can be, and `soon`, all else is done before.
     """
     runtime = program.runtime
-    facts = facts_along(last)
+    facts = last.known or facts_along(last)
     if program.late is None:
         _plan(facts, program)
     holders = _holders(run, facts, program)
@@ -46,12 +46,19 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
         group = group_for(run, program)
         rest = None if group is None else group.buffers
         found, donated = _inputs(run, program, group)
-        if found is None or not (program.holds(run.given) and _are_as_left(run, program)):
+        if found is None or not program.holds(run.given):
             return False
-        places = [(g, g._offset) for g, *_ in program.draws]
-        saved = [None if origin[0] == "output" else _at(run, origin)[1] for origin in program.saved]
-        if any(node is None and kind != "output" for node, (kind, _) in zip(saved, program.saved)):
-            return False
+        places: list[tuple[Any, int]] = []
+        saved: list[Node | None] = []
+        # Few programs have any: a list of nothing is a frame as well.
+        if program.draws:
+            if not _are_as_left(run, program):
+                return False
+            places = [(g, g._offset) for g, *_ in program.draws]
+        for origin in program.saved:
+            saved.append(None if origin[0] == "output" else _at(run, origin)[1])
+            if saved[-1] is None and origin[0] != "output":
+                return False
         counted = finished = False
         held: list[Any] | None = None
         promised = run.slots, run.externals
@@ -140,17 +147,13 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
     return True
 
 
-def _open_before(run: Run) -> frozenset[int]:
-    return frozenset() if run.program is None else run.program.open
-
-
 def _holders(
     run: Run, facts: list[Facts], program: Program
 ) -> dict[int, list[tuple[int, Tensor]]] | None:
     """Return the results that are alive and wait for a value, by their storages, but for those that are `late`; None if
     a program lacks one of these, or a graph that one of them needs.
     """
-    open_before = _open_before(run)
+    open_before = frozenset() if run.program is None else run.program.open
     holders: dict[int, list[tuple[int, Tensor]]] = {}
     slots = run.slots
     for k in program.slots:
@@ -165,7 +168,7 @@ def _holders(
             continue
         if facts[k].title and k not in program.open and k not in program.used:
             return None
-    lacking = any(place >= 0 and place not in program.made for place in holders)
+    lacking = holders and any(place >= 0 and place not in program.made for place in holders)
     return None if lacking else holders
 
 
@@ -199,7 +202,8 @@ def _hand_out(
     fresh: dict[int, Storage],
 ) -> None:
     """Give results their storages, and what their graphs have become."""
-    for k in _open_before(run) - program.open:
+    before = run.program
+    for k in () if before is None else before.open - program.open:
         t = run.slots[k]()
         if t is not None:
             _use_up(run, k, t, facts[k], program)
@@ -275,7 +279,8 @@ def _count(run: Run, step: Step, group: Group | None, sign: int) -> None:
         run.count_writes(step.writes, sign)
     else:
         group.tally.count += sign
-        run.count_writes(group.writes, sign)
+        if group.writes:
+            run.count_writes(group.writes, sign)
 
 
 def _at(run: Run, origin: Origin) -> tuple[Storage | None, Node | None]:

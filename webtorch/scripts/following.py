@@ -753,6 +753,8 @@ class Follower:
                     run.undo[storage] = storage.node
                     del storage.node
         given = step.gives(run)  # type: ignore[misc]
+        if step.kind == "step":
+            return given
         if step.kind == "operation" or step.kind == "gradients":
             run.differentiated |= step.kind == "gradients"
             return given
@@ -850,7 +852,7 @@ class Follower:
             self.computed.clear()
             self._promise(run)
             return
-        if run.is_open:
+        if program.open and run.is_open:
             self.put_aside(run)
         if self.run is run:
             self.begin(followed=True)

@@ -35,8 +35,8 @@ from webtorch.scripts.script import (
 )
 from webtorch.tensors import autocast
 from webtorch.tensors.base import LATE
-from webtorch.tensors.engine import graph_of
 from webtorch.tensors.modes import mode
+from webtorch.tensors.order import graph_of
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import AccumulateGrad, EnoughComputed, GradFn, anomaly
 from webtorch.tensors.tensor import Tensor

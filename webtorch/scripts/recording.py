@@ -47,9 +47,9 @@ from webtorch.scripts.script import (
 from webtorch.scripts.turning import BEGIN
 from webtorch.tensors import override
 from webtorch.tensors.device import device
-from webtorch.tensors.engine import graph_of
 from webtorch.tensors.formats import strided
 from webtorch.tensors.host import HostScalar, Varying
+from webtorch.tensors.order import graph_of
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import AccumulateGrad, GradFn, SavedTensor, part_of

@@ -335,7 +335,7 @@ class Program:
         for place, value in before.items():
             if given.get(place) != value and place not in self.varied:
                 return False
-        return self.decides(given)
+        return not before.decided or self.decides(given)
 
     def decides(self, given: Mapping[int, float]) -> bool:
         """Whether other numbers decide what these did."""

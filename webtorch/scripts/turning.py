@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs
-from webtorch.tensors.engine import Backward, Turn, graph_of, pass_of
+from webtorch.tensors.engine import Backward, Turn, pass_of
+from webtorch.tensors.order import graph_of
 from webtorch.tensors.tape import GradFn, Part
 
 if TYPE_CHECKING:

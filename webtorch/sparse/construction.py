@@ -257,6 +257,7 @@ def sparse_compressed_tensor(
     size = tuple(int(s) for s in size)
     if checks:
         _check_compressed(layout, given[0], given[1], values, size)
+    if checks and not values.is_meta:
         _check_places(layout, given[0], given[1], size, _inside(layout, given[0], values))
     places = [p if p.dtype in (int32, int64) else p.to(int64) for p in given]
     out = SparseTensor.of(layout, [p.detach() for p in places], values, size, True)

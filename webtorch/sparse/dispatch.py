@@ -116,6 +116,10 @@ class Sparse:
             return _written(name, out, found(*args, **given))
         if found is not None:
             return found(*args, **kwargs)
+        if isinstance(kwargs.get("out"), SparseTensor) and callee.op and callee.op.factory:
+            out = kwargs["out"]
+            made = {"dtype": out.dtype, "device": out.device, "layout": out.layout, "out": None}
+            return _written(name, out, run(args, {**kwargs, **made}))
         if callee.writes:
             return _in_place(name, first, args, kwargs)
         if callee.role in _ELSEWHERE:
@@ -129,12 +133,14 @@ class Sparse:
 def _in_place(name: str, first: SparseTensor, args: Args, kwargs: Kwargs) -> object:
     """Compute the form in place of a rule: `mul_`, `__imul__`."""
     base = name[3:-2] if name.startswith("__i") else name.rstrip("_")
-    base = _OPERATORS.get(base, base)
+    base = _OPERATORS.get(base) or _other_names().get(base, base)
     found = rule_of(base)
     if found is None:
         raise no_kernel(name, first)
-    made = found(*args, **kwargs)
     x = args[0]
+    if base not in RULES and isinstance(x, SparseTensor) and not x.coalesced:
+        raise RuntimeError(f"{base}_ requires coalesced input")
+    made = found(*args, **kwargs)
     if not isinstance(x, SparseTensor):
         if not can_cast(made.dtype, x.dtype):
             raise RuntimeError(
@@ -142,6 +148,12 @@ def _in_place(name: str, first: SparseTensor, args: Args, kwargs: Kwargs) -> obj
             )
         made = made.to_dense()
     return _written(name, x, made)
+
+
+@functools.cache
+def _other_names() -> dict[str, str]:
+    """Other names of entries -> theirs."""
+    return {other: op.name for op in TABLE.values() for other in op.aliases}
 
 
 # Names of operators that entries have by others.

@@ -74,9 +74,15 @@ def _is_number(x: object) -> bool:
 def mul(input: Any, other: Any) -> Tensor:
     """Return the product: where both have values."""
     if isinstance(input, SparseTensor) and isinstance(other, SparseTensor):
-        # What has no dims is a number.
+        # What has no dims is a number; of two of these both say the type.
+        if not input.dim() and not other.dim():
+            if input.coalesced and input.nnz and not (other.coalesced and other.nnz):
+                input, other = other, input
+            number = to_dense(other)
+            dtype = result_type(to_dense(input), number)
+            return input.like(input.values_of().to(dtype) * number, "Mul")
         input = input if input.dim() else to_dense(input)
-        other = other if other.dim() or input.dim() == 0 else to_dense(other)
+        other = other if other.dim() else to_dense(other)
     if not isinstance(input, SparseTensor):
         input, other = other, input
     if _is_number(other):

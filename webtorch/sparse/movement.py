@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.functions import public as dense
@@ -10,7 +10,7 @@ from webtorch.functions.movement import sizes_of
 from webtorch.ir.dtype import int64
 from webtorch.sparse.dispatch import rule
 from webtorch.sparse.layouts import coalesce, compressed, coo, matching
-from webtorch.sparse.tensor import BLOCKS, TURNED, SparseTensor, no_kernel
+from webtorch.sparse.tensor import BLOCKS, TITLES, TURNED, SparseTensor, no_kernel
 from webtorch.tensors.formats import sparse_coo
 from webtorch.tensors.tensor import Tensor
 
@@ -93,6 +93,22 @@ def t(input: SparseTensor) -> SparseTensor:
             f"{input.dim() - input.sparse_rank} dense dimensions"
         )
     return input if input.dim() < 2 else transpose(input, 0, 1)
+
+
+def _in_place(name: str, move: Callable[..., SparseTensor]) -> None:
+    @rule(name)
+    def moved(x: SparseTensor, *args: object, **kwargs: object) -> SparseTensor:
+        """Take the parts of the tensor with its dims moved."""
+        if x.layout is not sparse_coo:
+            raise RuntimeError(
+                f"torch.transpose_: in-place transposition is not supported for {TITLES[x.layout]} layout"
+            )
+        return x.become(move(x, *args, **kwargs))
+
+
+for _name in ("transpose_", "swapaxes_", "swapdims_"):
+    _in_place(_name, transpose)
+_in_place("t_", t)
 
 
 @rule("T")

@@ -5,7 +5,7 @@ devices.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 from webtorch.functions import public as dense
 from webtorch.functions.assign import CONVERTED
@@ -18,6 +18,7 @@ from webtorch.sparse.construction import empty_compressed, empty_coo, sparse_coo
 from webtorch.sparse.dispatch import rule
 from webtorch.sparse.tensor import BLOCKS, BY_COLUMN, TITLES, TURNED, SparseTensor, no_kernel
 from webtorch.tensors.above import give
+from webtorch.tensors.device import as_device
 from webtorch.tensors.formats import sparse_bsr, sparse_coo, sparse_csr, strided
 from webtorch.tensors.printing import format_sparse
 from webtorch.tensors.promotion import get_default_dtype
@@ -222,6 +223,9 @@ def to(x: SparseTensor, *args: object, **kwargs: object) -> SparseTensor:
     """Return the tensor with values of another type, or on another device."""
     kwargs.pop("memory_format", None)
     where, dtype, copy = parse_to(args, kwargs)
+    if where is not None and as_device(where).type == "meta" and not x.is_meta:
+        # Nobody knows how many values a tensor has that keeps none.
+        return cast(SparseTensor, zeros_like(x, dtype=dtype, device=where))
     pattern, values = x.pattern(), x.values_of()
     moved = values if where is None else values.to(where)
     moved = moved if dtype is None else moved.to(dtype)
@@ -402,6 +406,21 @@ def new(x: SparseTensor, *args: Any, device: Any = None) -> Tensor:
     return empty_coo(sizes_of("new", args or (0,)), x.dtype, device or x.device)
 
 
+def _new(name: str) -> None:
+    @rule(f"new_{name}")
+    def new_of(x: SparseTensor, *size: Any, **options: Any) -> Tensor:
+        """Return a tensor of other sizes without values."""
+        kept = {"dtype": x.dtype, "device": x.device, "layout": x.layout}
+        given = {n: v for n, v in options.items() if v is not None and n != "size"}
+        sizes = size or (options["size"],)
+        made: Tensor = getattr(dense, name)(*sizes, **{**kept, **given})
+        return made
+
+
+for _name in ("empty", "zeros"):
+    _new(_name)
+
+
 @rule("resize_")
 def resize_rows(x: SparseTensor, *size: object, memory_format: object = None) -> SparseTensor:
     """Give compressed rows other sizes: as many values stay as there is room for, in their order."""
@@ -432,17 +451,45 @@ def resize_rows(x: SparseTensor, *size: object, memory_format: object = None) ->
 
 @rule("sparse_resize_")
 def resize(x: SparseTensor, size: Any, sparse_dim: int, dense_dim: int) -> SparseTensor:
-    """Let go of all values, and take other sizes."""
-    if x.nnz:
-        layouts.as_layout(x, sparse_coo, "sparse_resize_", "coordinate tensor")
-        same = (sparse_dim, dense_dim) == (x.sparse_rank, x.dim() - x.sparse_rank)
-        if same and all(a >= b for a, b in zip(size, x._shape, strict=True)):
-            out = SparseTensor.of(x.layout, x.places, x.values_of(), tuple(size), x.coalesced)
-            return x.become(out)
+    """Take other sizes: a tensor with values may grow, and keeps them in their order in memory."""
+    if len(size) != sparse_dim + dense_dim:
         raise RuntimeError(
-            "sparse_resize_: a tensor with values may only grow; use sparse_resize_and_clear_"
+            f"'len(size) == sparse_dim + dense_dim' is not satisfied: len(size) = {len(size)}, sparse_dim = "
+            f"{sparse_dim}, dense_dim = {dense_dim}"
         )
-    return clear(x, size, sparse_dim)
+    if not x.nnz:
+        return clear(x, size, sparse_dim)
+    layouts.as_layout(x, sparse_coo, "sparse_resize_", "coordinate tensor")
+    rank = x.sparse_rank
+    for kind, own, count in (("sparse", rank, sparse_dim), ("dense", x.dim() - rank, dense_dim)):
+        if own != count:
+            raise _no_resizing(f"changing the number of {kind} dimensions (from {own} to {count})")
+    for kind, part in (("sparse", slice(rank)), ("dense", slice(rank, None))):
+        old, new = list(x._shape[part]), list(size[part])
+        if any(n < o for o, n in zip(old, new, strict=True)):
+            raise _no_resizing(f"shrinking the size of {kind} dimensions (from {old} to {new})")
+    values, shape = x.values_of(), (x.nnz, *size[rank:])
+    if values._shape != shape:
+        flat = values.reshape(-1)
+        more = math.prod(shape) - flat.numel()
+        values = dense.cat([flat, flat.new_zeros(more)]).reshape(shape)
+    return x.become(SparseTensor.of(x.layout, x.places, values, tuple(size), x.coalesced))
+
+
+def _no_resizing(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what} on a non-empty sparse tensor is not supported. Call `webtorch.sparse_coo_tensor(size)` for an empty "
+        "one of this size, or `x.sparse_resize_and_clear_` where the values may go."
+    )
+
+
+@rule("resize_as_", "resize_as_sparse_")
+def resize_as(x: SparseTensor, other: Tensor, *, memory_format: object = None) -> SparseTensor:
+    """Take the sizes of another sparse tensor."""
+    if not isinstance(other, SparseTensor) or x.layout is not sparse_coo:
+        raise no_kernel("resize_as_", x)
+    other = layouts.as_layout(other, sparse_coo, "resize_as_sparse_", "coordinate tensor")
+    return resize(x, other._shape, other.sparse_rank, other.dim() - other.sparse_rank)
 
 
 @rule("sparse_resize_and_clear_")

@@ -25,6 +25,7 @@ from webtorch.tensors.device import device_of
 from webtorch.tensors.formats import strided
 from webtorch.tensors.host import tracing
 from webtorch.tensors.modes import Task, in_transform, mode
+from webtorch.tensors.order import graph_of, in_heaps_order
 from webtorch.tensors.tape import (
     FREED,
     AccumulateGrad,
@@ -163,7 +164,8 @@ class Backward:
 
     __slots__ = (
         "__weakref__", "accumulate", "callbacks", "create_graph", "found", "heap", "last", "left", "needed",
-        "number", "order", "paused", "retain_graph", "running", "sent", "starts", "targets", "touched", "waiting",
+        "number", "order", "paused", "retain_graph", "running", "sender", "sent", "starts", "targets",
+        "touched", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -179,6 +181,8 @@ class Backward:
         self.number = next(_passes)
         # The function that runs.
         self.running: GradFn | None = None
+        # The last one that has sent what it gave.
+        self.sender: GradFn | None = None
         # What is called once all functions have run.
         self.callbacks: list[Callable[[], object]] = []
         self.retain_graph = retain_graph
@@ -266,8 +270,23 @@ class Backward:
         self.left = left
         whole = [(_FIRST, number, end) for number, end in self.last if end not in left]
         self.heap[:] = [*[item for item in self.heap if item[2] not in left], *whole]
-        heapq.heapify(self.heap)
         self.last.clear()
+        if self.sender is not None:
+            # Those that the last function has completed.
+            ends = {e[0] for e in self.sender.edges if e is not None}
+            done = [item for item in self.heap if item[0] == _FIRST and item[2] in ends]
+            done.sort()
+            places = dict(
+                zip(in_heaps_order(self.sender, [fn for *_, fn in done], self._others()), done)
+            )
+            self.heap[:] = [
+                (key, places[fn][1] if fn in places else number, fn)
+                for key, number, fn in self.heap
+            ]
+        heapq.heapify(self.heap)
+
+    def _others(self) -> list[tuple[int, GradFn]]:
+        return [(-key, fn) for key, _, fn in self.heap if key != _FIRST]
 
     def _count_before(self, item: tuple[int, int, GradFn], grads: list[Tensor | None]) -> None:
         """Count what is left for leaves before that runs whose turn it was."""
@@ -277,12 +296,14 @@ class Backward:
 
     def _count_down(self, fn: GradFn) -> None:
         """Have leaves come next for which nothing is left since a function has run."""
-        left = self.left or {}
+        left, done = self.left or {}, list[GradFn]()
         for edge in fn.edges if left else ():
             if edge is not None and edge[0] in left:
                 left[edge[0]] -= 1
                 if not left[edge[0]] and edge[0] in self.waiting:
-                    heapq.heappush(self.heap, (_FIRST, next(self.order), edge[0]))
+                    done.append(edge[0])
+        for end in in_heaps_order(fn, done, self._others()) if len(done) > 1 else done:
+            heapq.heappush(self.heap, (_FIRST, next(self.order), end))
 
     def run(self) -> None:
         """Run the pass, and what it calls of the user's."""
@@ -418,6 +439,7 @@ class Backward:
                     self.send_none(edge[0])
                 else:
                     self.send(edge, _fit(g, edge))
+        self.sender = fn
         if self.left is not None:
             self._count_down(fn)
 
@@ -622,18 +644,6 @@ def queue_callback(callback: Callable[[], object]) -> None:
     if mode.task is None:
         raise RuntimeError("Final callbacks can only be installed during backward pass.")
     mode.task.callbacks.append(callback)
-
-
-def graph_of(starts: Iterable[GradFn | None]) -> dict[GradFn, None]:
-    """Return the functions that a backward pass from `starts` may run, in an order that depends on the graph alone."""
-    seen: dict[GradFn, None] = {}
-    pending = [fn for fn in starts if fn is not None]
-    while pending:
-        fn = pending.pop()
-        if fn not in seen:
-            seen[fn] = None
-            pending.extend(e[0] for e in fn.edges if e is not None)
-    return seen
 
 
 def _fit(g: Tensor, edge: Edge) -> Tensor:

@@ -87,6 +87,11 @@ def asks(kind: type[object]) -> bool:
     return found is not disabled and kind is not Tensor
 
 
+def dispatches(kind: type[object]) -> bool:
+    """Whether tensors of a class are asked for kernels."""
+    return getattr(kind, "__torch_dispatch__", disabled) is not disabled
+
+
 def overloaded(values: Iterable[object]) -> list[Any]:
     """Return the first object of each class that is asked, in the order in which they are: as given,
     but a subclass before its bases.

@@ -30,6 +30,7 @@ from webtorch.tensors.tape import (
     SavedTensor,
     gradient_edge,
     looks_at_each,
+    meta_of,
     set_history,
     start_at,
 )
@@ -201,6 +202,24 @@ class _Rule:
             found = (found[2], *found[:2])
         return cast("Cotangents", found)
 
+    def show_turned(self, fn: GradFn) -> None:
+        """Let a function that is looked at lead to the one that turns the weight, as PyTorch's graph does."""
+        edge = fn.edges[-1]
+        if (
+            not self.bias_first
+            or fn.title not in _TURNED
+            or edge is None
+            or fn.first is None
+            or isinstance(fn.rule, _Turning)
+            or mode.task is not None
+        ):
+            return
+        shape, *rest = meta_of(edge)
+        turn = GradFn("TBackward0", (edge,), _turned_back)
+        turn.sequence, turn.metas = fn.first, ((shape[::-1], *rest),)
+        assert fn.rule is not None
+        fn.edges, fn.rule = (*fn.edges[:-1], (turn, 0)), _Turning(fn.rule)
+
     def called(self, static: _Static) -> Called:
         """Return what is known of a call, by its parameters."""
         names = tuple(self.signature.parameters)
@@ -229,6 +248,26 @@ class _Rule:
         transposed(
             results, tensors, lambda gs: rule(tuple(gs) if self.many else gs[0], out, *values)
         )
+
+
+# Products with a weight whose rows are outputs: PyTorch turns it first.
+_TURNED = ("AddmmBackward0", "MmBackward0")
+
+
+class _Turning:
+    """A rule whose last cotangent is turned, as the function that it goes to takes it."""
+
+    def __init__(self, rule: Any) -> None:
+        self.rule, self.__self__ = rule, rule.__self__
+
+    def __call__(self, gs: Cotangents, saved: Sequence[SavedTensor], static: Any) -> Cotangents:
+        *others, last = self.rule(gs, saved, static)
+        return (*others, None if last is None else last.t())
+
+
+def _turned_back(gs: Cotangents, _saved: object, _static: object) -> Cotangents:
+    """The rule of what turns a matrix."""
+    return (gs[0].t(),)
 
 
 class _Static(NamedTuple):

@@ -71,7 +71,8 @@ def at_hand_or_written(x: Tensor) -> Any:
 def _is_simple(node: Node, written: bool, depth: int = 3) -> bool:
     """Whether a value is made in a few steps of numbers alone, or, if `written`, of what is computed too."""
     if node.kind == "buffer" or not node.srcs:
-        return written or node.kind == "map"
+        # A tensor of one number is a call, once others like it have been made.
+        return written or node.kind in ("map", "call")
     return (
         depth > 0
         and node.kind in ("map", "update")

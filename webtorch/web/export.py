@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -196,7 +196,7 @@ def _capture_all(
     if bridge is not None:
         found = bridge.capture_all(functions, calls, examples, state)
         return _Captures(found.functions, found.examples, None, found.arguments, found.names, found)
-    captured = {key: _captured(value, key, calls[key]) for key, value in functions.items()}
+    captured = {key: captured_for_page(value, key, calls[key]) for key, value in functions.items()}
     batches = dict(examples)
     for key, call in calls.items():
         if call is not None and not batches[key]:
@@ -258,11 +258,13 @@ def export_all(
     cpu: bool | None = False,
     arguments: Mapping[str, list[tuple[str, Shape]]] | None = None,
     names: Mapping[int, tuple[str, Shape]] | None = None,
+    elsewhere: Collection[int] = (),
 ) -> Exported:
     """Return what `export` writes for captured functions, without writing it.
 
     `arguments` are names and shapes of what captures take, `names` those of storages in the weights
-    file, by id, where they are not known from `state` and the functions themselves.
+    file, by id, where they are not known from `state` and the functions themselves. `elsewhere` are storages, by id,
+    whose contents the page has from another file.
     """
     found = dict(state or {})
     captures: dict[str, Capture] = {}
@@ -283,7 +285,7 @@ def export_all(
         )
     modules = {k: v for k, v in found.items() if isinstance(v, Module)}
     narrow = {*_storage_names(modules), *(names or ())} if half else set()
-    page = Page(captures, {**_storage_names(found), **(names or {})}, narrow, cpu)
+    page = Page(captures, {**_storage_names(found), **(names or {})}, narrow, cpu, elsewhere)
     software = SOFTWARE_LIMITS if limits is BROWSER_LIMITS else replace(limits, is_gpu=False)
     # Processors that run the invocations of a workgroup one by one want other kernels than graphics cards.
     variants = Variant(limits), Variant(software)
@@ -373,7 +375,7 @@ def _name(what: object) -> str:
     return name if name.isidentifier() and name not in _RESERVED else "step"
 
 
-def _captured(what: object, name: str, call: object) -> CompiledFunction | Capture:
+def captured_for_page(what: object, name: str, call: object) -> CompiledFunction | Capture:
     """Return a function that holds the capture of `call`; the function computes nothing for it."""
     if call is None:
         if isinstance(what, (CompiledFunction, Capture)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -78,11 +78,14 @@ class Page:
         names: dict[int, tuple[str, tuple[int, ...]]],
         narrow: set[int],
         cpu: bool | None,
+        elsewhere: Collection[int] = (),
     ) -> None:
         self.captures = captures
         self.names = names
         # Storages whose contents are stored in 16 bits.
         self.narrow = narrow
+        # Storages whose contents are read from another file than that of the weights.
+        self.elsewhere = elsewhere
         # The program for the processor, or None and why there is none.
         self.cpu, self.without = _cpu_page(cpu)
         self.cpu_wanted = bool(cpu)
@@ -107,8 +110,9 @@ class Page:
         name, shape = self.names.get(id(storage), (f"state.{number}", (elements,)))
         if name in self.weights:
             name = f"{name}.{number}"
-        data = bytes(backend.download(node.buffer))
-        self.weights[name] = self._stored(shape, node.dtype.name, data, storage)
+        if id(storage) not in self.elsewhere:
+            data = bytes(backend.download(node.buffer))
+            self.weights[name] = self._stored(shape, node.dtype.name, data, storage)
         self.states.append(
             {
                 "name": name,

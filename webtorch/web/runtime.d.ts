@@ -128,6 +128,8 @@ export function openCpu(
   files: { code: ArrayBuffer; constants: ArrayBuffer },
   options: { library: object; script?: string | null; threads?: number | null },
 ): Promise<Engine>;
+/** Whether an adapter is a program on the processor. */
+export function isSoftware(adapter: { info?: object; isFallbackAdapter?: boolean }): boolean;
 export function requestDevice(requirements?: Requirements): Promise<GPUDevice>;
 export function readSafetensors(file: ArrayBuffer, what?: string): Record<string, FileTensor>;
 export function writeSafetensors(tensors: Record<string, FileTensor>): Uint8Array;

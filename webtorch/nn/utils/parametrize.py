@@ -11,6 +11,9 @@ from webtorch.functions import public as webtorch
 from webtorch.nn.container import ModuleDict, ModuleList
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
+from webtorch.nn.swapping import swap_tensors
+from webtorch.nn.switches import get_swap_module_params_on_conversion
+from webtorch.tensors.override import dispatches
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -61,6 +64,16 @@ def _like(value: Tensor, original: Tensor) -> Tensor:
     return value
 
 
+def _set(original: Tensor, value: Tensor) -> None:
+    """Give a tensor another value; what wraps tensors becomes the other one, as optimizers hold the object."""
+    kind = type(original)
+    wraps = hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+    if get_swap_module_params_on_conversion() or (wraps and dispatches(kind)):
+        swap_tensors(original, _like(value, original))
+    else:
+        original.data = value
+
+
 class ParametrizationList(ModuleList):
     """The parametrizations of one tensor, applied in order, and what they compute it from.
 
@@ -100,7 +113,7 @@ class ParametrizationList(ModuleList):
                 )
             if new is not original:
                 # The parameter object stays: optimizers hold it.
-                original.data = new.detach()
+                _set(original, new.detach())
             _register(self, "original", original)
         else:
             for position, one in enumerate(new):
@@ -150,7 +163,7 @@ class ParametrizationList(ModuleList):
                         f"The tensor returned by `right_inverse` has dtype {new.dtype} while "
                         f"`original` has dtype {self.original.dtype}"
                     )
-                self.original.data = new.detach().clone()
+                _set(self.original, new.detach().clone())
                 return
             if not isinstance(new, Sequence):
                 raise ValueError(
@@ -168,7 +181,7 @@ class ParametrizationList(ModuleList):
                         f"Tensor {position} returned by `right_inverse` has dtype {one.dtype} "
                         f"while `original{position}` has dtype {original.dtype}"
                     )
-                original.data = one.detach().clone()
+                _set(original, one.detach().clone())
 
     def forward(self) -> Tensor:
         """Return the parametrized tensor."""
@@ -325,7 +338,7 @@ def remove_parametrizations(
             value = getattr(module, tensor_name)
         source = listed.original if listed.is_tensor else listed.original0
         if listed.is_tensor:
-            source.data = value.detach()
+            _set(source, value.detach())
             original = source
         else:
             original = _like(value.detach(), source)

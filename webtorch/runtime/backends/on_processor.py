@@ -49,7 +49,7 @@ class ProcessorBackend:
     name = "cpu"
     bounds: Mapping[DType, int] = MappingProxyType({})
     limits = LIMITS
-    reads_parts = True
+    stops = reads_parts = True
     waited = 0
     singles: Singles | None = None
 

@@ -153,7 +153,7 @@ class WebGPUBackend:
     """One WebGPU device. Every method may be called from any thread."""
 
     name = "webgpu"
-    reads_parts = False
+    stops = reads_parts = False
     singles = None
 
     def __init__(self, adapter: AdapterInfo, renderer: Renderer | None = None) -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 CopyRow = tuple[Pointer, Pointer, int]
 # What is encoded together is submitted from so many dispatches on, so that the device begins.
 _MOST_ROWS = 256
+# A program begins with so many dispatches, which compute while the next ones are encoded.
+FIRST_ROWS = 64
 
 
 class Encoding:
@@ -73,9 +75,14 @@ class Encoding:
         native.capture()
         done = False
         try:
-            if self._encoder is None:
-                self._encoder = native.create_encoder()
             for number, (rows, copies) in enumerate(segments):
+                if self._rows >= FIRST_ROWS and number and not self._open:
+                    try:
+                        self._submit(self._finish(), native.captured())
+                    finally:
+                        native.capture()
+                if self._encoder is None:
+                    self._encoder = native.create_encoder()
                 if rows:
                     if self._part is None:
                         self._part = native.begin_pass(self._encoder, native.null)

@@ -23,7 +23,7 @@ from webtorch.lower.in_parts import within_bindings
 from webtorch.lower.layout import Move, Pass, Rendered, aligned, lay_out
 from webtorch.lower.widening import Needs, Widths, held_by, widen
 from webtorch.runtime.backend import Buffer
-from webtorch.runtime.backends.webgpu.encoding import CopyRow, encode_pass
+from webtorch.runtime.backends.webgpu.encoding import FIRST_ROWS, CopyRow, encode_pass
 from webtorch.runtime.backends.webgpu.loop import Row
 from webtorch.runtime.backends.webgpu.memory import Block, DeviceBuffer
 from webtorch.runtime.backends.webgpu.native import COPY_DST, UNIFORM, Pointer
@@ -350,6 +350,7 @@ class WebGPUExecutable:
         segments: list[tuple[list[Row], list[CopyRow]]] = [([], [])]
         keep: list[Owned] = []
         last: Pointer = None
+        most = FIRST_ROWS
         device.native.capture()
         try:
             for step in self._steps:
@@ -357,8 +358,9 @@ class WebGPUExecutable:
                     source, target = blocks[step.source], blocks[step.target]
                     segments[-1][1].append((source.pointer, target.pointer, step.nbytes))
                     continue
-                if segments[-1][1]:
-                    # After copies a new pass begins, in which no pipeline is set yet.
+                if segments[-1][1] or len(segments[-1][0]) == most:
+                    # A new pass, in which no pipeline is set yet: after copies, and where the device may begin.
+                    most = 2 * most if len(segments[-1][0]) == most else most
                     segments.append(([], []))
                     last = None
                 group = self._group(step, key, blocks)

@@ -1,0 +1,613 @@
+"""Texts that grow together: prompts are read in pieces, and one step makes a token of each."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from webtorch.autograd.grad_mode import no_grad
+from webtorch.capture import compile as compiled
+from webtorch.errors import WebtorchError
+from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
+from webtorch.llm.cache import PIECES, Cache, rewinds
+from webtorch.llm.config import Config
+from webtorch.llm.model import Mixture, Model
+from webtorch.llm.sampling import Chooser, Kind, Sampling
+from webtorch.nn import functional as F
+from webtorch.tensors.tensor import Tensor
+
+__all__ = ["Batch", "Constraint", "ContextFullError", "Likely", "Run", "check"]
+
+# Of the cache the first 256 places are read, the first 1024, and so on, so that short texts cost less.
+LEAST = 256
+# What two texts begin with alike is copied if it is as long as this.
+_WORTH = 16
+# How many tokens are drafted at once.
+DRAFTS = 4
+_READ = -(1 << 20)
+
+Result = tuple[Tensor, ...]
+
+
+class ContextFullError(WebtorchError, ValueError):
+    """A prompt is longer than the context."""
+
+
+class Constraint(Protocol):
+    """What says which tokens may come next."""
+
+    def allowed(self) -> list[int]:
+        """Return a bit for each token that may come, in ints of 32."""
+
+    def take(self, token: int) -> bool:
+        """Go on by a token; return whether none may follow."""
+
+
+@dataclass(frozen=True)
+class Likely:
+    """The log probability of a token, and the likeliest tokens in its place with theirs."""
+
+    value: float
+    top: list[tuple[int, float]]
+
+
+@dataclass(eq=False)
+class Run:
+    """An answer that is being made, and why it ended."""
+
+    prompt: list[int]
+    most: int
+    sampling: Sampling
+    stop: Collection[int]
+    constraint: Constraint | None = None
+    told: bool = False
+    # "stop": a token of `stop` came, or none may follow; "length": there are as many as may be.
+    finish: str = ""
+    likely: list[Likely] = field(default_factory=list)
+    # What was made and nobody has taken; the last one, which the model has not read; how many there are.
+    out: deque[int] = field(default_factory=deque)
+    last: int | None = None
+    made: int = 0
+    ended: bool = False
+    error: BaseException | None = None
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.sampling.greedy, self.constraint is not None, self.told)
+
+
+@dataclass(eq=False)
+class _Text:
+    """A place of the batch: the tokens whose keys and values are in the cache, and whose answer it makes."""
+
+    tokens: list[int] = field(default_factory=list)
+    drafted: int = 0  # of how many of them the model that drafts has keys and values
+    run: Run | None = None
+    used: int = 0  # when it was taken last
+
+
+def check(prompt: Sequence[int], config: Config, context: int) -> None:
+    """Refuse a prompt that is empty, has tokens that the vocabulary lacks, or leaves no room for an answer."""
+    if not prompt:
+        raise ValueError("a prompt has at least one token")
+    if not all(0 <= t < config.vocab_size for t in prompt):
+        raise ValueError(f"tokens are 0 to {config.vocab_size - 1}")
+    if len(prompt) >= context:
+        raise ContextFullError(
+            f"the prompt has {len(prompt)} tokens and the context {context}: take a longer context, or a "
+            "shorter prompt"
+        )
+
+
+class Batch:
+    """Up to `texts` texts, of up to `context` tokens each, whose answers are made together.
+
+    Whoever waits for a token computes a round for all: a piece of a prompt, then a token of each text. So that
+    nothing is computed that nobody waits for, and there is no thread besides the callers'. A new prompt takes over
+    what another text begins with alike.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        context: int,
+        texts: int = 1,
+        dtype: DType | None = None,
+        compile: bool = True,
+        draft: Model | None = None,
+    ) -> None:
+        """Make an empty one.
+
+        dtype: of the cache. compile: whether steps become programs. draft: a smaller model with the same tokenizer,
+        which says what may come, so that one step of `model` sees whether that is what it chooses (Leviathan et al.,
+        2023); answers are those that there are without.
+        """
+        self.model, self.context, self.compile = model, context, compile
+        self.device: Any = model.embed.weight.device
+        config = model.config
+        self.cache = Cache(config, context, texts, dtype, self.device)
+        self.chooser = Chooser(config.vocab_size, context + PIECES[-1], texts, self.device)
+        self.draft = draft
+        if draft is not None:
+            self.draft_cache = Cache(draft.config, context, texts, dtype, self.device)
+        self.texts = [_Text() for _ in range(texts)]
+        self.waiting: deque[Run] = deque()
+        self._rewinds = rewinds(config, context)
+        self._made: dict[tuple[int, int, Kind, int | None], Callable[..., Result]] = {}
+        self._mixtures = [m for m in model.modules() if isinstance(m, Mixture)]
+        # Which part of a piece's tokens the busiest expert had.
+        self._busiest = 2.0 * config.num_experts_per_tok / max(config.num_experts, 1)
+        self._all = webtorch.full((texts, -(-config.vocab_size // 32)), -1, dtype=webtorch.int32)
+        self._all = self._all.to(self.device)
+        # A step that was begun before the last one was read, with its kind, or that of which tokens follow.
+        self._ahead: tuple[Result, Kind, list[Run | None]] | None = None
+        self._fresh = False  # whether a step may go on from the last one's places
+        self._clock = 0
+        self._moving: Callable[[Tensor, Tensor], None] | None = None
+        self._changed = threading.Condition()
+        self._busy = False
+
+    # ---- for those who wait
+
+    def begin(
+        self,
+        prompt: Sequence[int],
+        most: int,
+        sampling: Sampling,
+        stop: Collection[int] = (),
+        constraint: Constraint | None = None,
+        told: bool = False,
+    ) -> Run:
+        """Return an answer of up to `most` tokens to a prompt, until one of `stop` or the end of the context.
+
+        constraint: says which tokens may come. told: whether log probabilities are. Raises ContextFullError and
+        ValueError as `check` does.
+        """
+        given = [int(t) for t in prompt]
+        check(given, self.model.config, self.context)
+        bad = [t for t in sampling.bias if not 0 <= t < self.model.config.vocab_size]
+        if bad:
+            raise ValueError(f"token {bad[0]} has a bias and is none of the vocabulary")
+        return Run(given, most, sampling, stop, constraint, told)
+
+    def generate(
+        self, prompt: Sequence[int], most: int, sampling: Sampling, stop: Collection[int] = ()
+    ) -> Iterator[int]:
+        """Yield the tokens of an answer; arguments as of `begin`."""
+        return self.follow(self.begin(prompt, most, sampling, stop))
+
+    def follow(self, run: Run) -> Iterator[int]:
+        """Yield the tokens of an answer, but for the one that stops it; to close it frees its place."""
+        with self._changed:
+            self.waiting.append(run)
+        try:
+            while (token := self._next(run)) is not None:
+                yield token
+        finally:
+            self.end(run)
+
+    def end(self, run: Run) -> None:
+        """Make no more of an answer, whoever waits for it."""
+        with self._changed:
+            run.ended = True
+            self._changed.notify_all()
+
+    def _next(self, run: Run) -> int | None:
+        """Return the next token of an answer, or None at its end; compute if nobody else does."""
+        while True:
+            with self._changed:
+                while not run.out and not run.ended and self._busy:
+                    self._changed.wait()
+                if run.out:
+                    return run.out.popleft()
+                if run.error is not None:
+                    raise run.error
+                if run.ended:
+                    return None
+                self._busy = True
+            try:
+                self._round()
+            except Exception as error:
+                self._ahead = None
+                # What was to be computed for all has failed for all.
+                for each in (*self.waiting, *(t.run for t in self.texts if t.run is not None)):
+                    each.error, each.ended = error, True
+            finally:
+                self._release()
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Compute something else between two rounds."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy)
+            self._busy = True
+        try:
+            yield
+        finally:
+            self._release()
+
+    def forget(self) -> None:
+        """Read again what was read, as the model is another: programs are made anew."""
+        self._made, self._ahead = {}, None
+        for text in self.texts:
+            if text.run is not None and text.run.last is not None:
+                text.run.prompt, text.run.last = [*text.tokens, text.run.last], None
+            text.tokens, text.drafted = [], 0
+
+    def _release(self) -> None:
+        with self._changed:
+            self._busy = False
+            self._changed.notify_all()
+
+    @property
+    def running(self) -> int:
+        """Return how many answers are being made, or wait."""
+        waiting = sum(not r.ended for r in self.waiting)
+        return waiting + sum(t.run is not None and not t.run.ended for t in self.texts)
+
+    # ---- a round
+
+    def _round(self) -> None:
+        ended = [t for t in self.texts if t.run is not None and t.run.ended]
+        for text in ended:
+            text.run = None
+        reading = next((t for t in self.texts if t.run is not None and t.run.last is None), None)
+        reading = reading or self._admitted()
+        if reading is not None:
+            self._piece(reading)
+        live = [t for t in self.texts if t.run is not None and t.run.last is not None]
+        live = [t for t in live if t.run is not None and not t.run.ended]
+        if not live:
+            self._ahead = None
+        else:
+            self._step(live)
+
+    def _admitted(self) -> _Text | None:
+        """Give a place that is free to the one that has waited longest."""
+        with self._changed:
+            while self.waiting and self.waiting[0].ended:
+                self.waiting.popleft()
+            if not self.waiting or all(t.run is not None for t in self.texts):
+                return None
+            run = self.waiting.popleft()
+        text = self._place(run.prompt)
+        self._clock += 1
+        text.run, text.used = run, self._clock
+        self.chooser.begin(self.texts.index(text), run.prompt, run.sampling)
+        return text
+
+    def _place(self, prompt: list[int]) -> _Text:
+        """Return a free place for a prompt, with what it shares with a text in it."""
+        free = [t for t in self.texts if t.run is None]
+        best = max(self.texts, key=lambda t: (self._shared(t, prompt), t.run is None))
+        shared = self._shared(best, prompt)
+        text = min(free, key=lambda t: (bool(t.tokens), t.used))
+        if best.run is None and (len(free) == 1 or 2 * shared >= len(best.tokens) > 0):
+            text = best
+        elif shared >= _WORTH and text is not best:
+            self._move([best], [text])
+            text.tokens, text.drafted = best.tokens[:shared], min(best.drafted, shared)
+            return text
+        del text.tokens[self._shared(text, prompt) :]
+        text.drafted = min(text.drafted, len(text.tokens))
+        return text
+
+    def _shared(self, text: _Text, prompt: Sequence[int]) -> int:
+        """Return how many tokens of a prompt, but for its last one, the cache has from a text."""
+        pairs = enumerate(zip(text.tokens, prompt[:-1], strict=False))
+        least = min(len(text.tokens), len(prompt) - 1)
+        shared = next((i for i, (a, b) in pairs if a != b), least)
+        far = self._rewinds is not None and len(text.tokens) - shared > self._rewinds - DRAFTS
+        return 0 if far else shared
+
+    def _length(self, needed: int) -> int:
+        """Return how many places of the cache a step reads that needs so many."""
+        length = LEAST
+        while length < needed:
+            length *= 4
+        return min(length, self.context + PIECES[-1])
+
+    def _piece(self, text: _Text) -> None:
+        """Read a piece of a prompt; after the last one there is a token."""
+        run, at = text.run, len(text.tokens)
+        assert run is not None
+        self._fresh = False
+        left = len(run.prompt) - at
+        width = next((p for p in PIECES if p <= left), PIECES[-1]) if left > 1 else 1
+        piece = run.prompt[at : at + width]
+        given = (
+            webtorch.tensor([piece + [0] * (width - len(piece))]),
+            webtorch.arange(at, at + width).unsqueeze(0),
+            webtorch.tensor([self.texts.index(text)]),
+            webtorch.tensor([len(piece) - 1]),
+        )
+        kind = run.kind if at + len(piece) == len(run.prompt) else Kind()
+        moved = (*(g.to(self.device) for g in given), self._allowed([run], kind))
+        result = self._read(moved, width, self._length(at + width), kind)
+        text.tokens += piece
+        if len(text.tokens) == len(run.prompt):
+            self._take(text, run, [t.tolist() for t in result], 0)
+
+    def _read(self, given: tuple[Tensor, ...], width: int, length: int, kind: Kind) -> Result:
+        """Read a piece. Each expert computes about as many of its tokens as chose the busiest one of the last piece;
+        where that was not enough, all compute all.
+        """
+        places = None
+        if self._mixtures and width > PIECES[-1]:
+            fitting = (width >> i for i in (3, 2, 1) if width >> i >= self._busiest * width)
+            places = next(fitting, None)
+        result = self._program(0, length, kind, places)(*given)
+        if places is None:
+            return result
+        wanted = int(result[-1])
+        self._busiest = wanted / width
+        return result[:-1] if wanted <= places else self._program(0, length, kind)(*given)
+
+    def _step(self, live: list[_Text]) -> None:
+        """Make a token of each text, and, where a device works while this waits, begin the next one."""
+        if self._ahead is None:
+            self._closed_up(live)
+        rows = self._rows(max(self.texts.index(t) for t in live) + 1)
+        if self._ahead is None and self._drafts(live):
+            self._drafted_step(live, rows)
+            return
+        runs = [t.run if t in live else None for t in self.texts[:rows]]
+        found, self._ahead = self._ahead, None
+        if found is not None:
+            result, kind, begun = found
+            self._fresh = self._fresh and begun == runs
+            runs = [r if r in runs else None for r in begun]
+        else:
+            result, kind = self._begun(runs)
+            self._fresh = True
+        # On the CPU a step that is begun before would only come late; a constraint must know the token.
+        if self.device.type != "cpu" and self._fresh and not kind.masked and self._goes_on(runs):
+            longest = max(len(t.tokens) for t in live) + 2
+            program = self._program(rows, self._length(longest), kind)
+            live_rows = self._live(runs)
+            ahead = program(result[0], result[-1], live_rows, self._all[:rows])
+            self._ahead = ahead, kind, runs
+        said = [t.tolist() for t in result[:-1]]
+        for row, (text, run) in enumerate(zip(self.texts, runs, strict=False)):
+            if run is not None:
+                assert run.last is not None
+                text.tokens.append(run.last)
+                self._take(text, run, said, row)
+
+    def _rows(self, wanted: int) -> int:
+        """Return of how many texts a step is that is of at least so many."""
+        return min(1 << (wanted - 1).bit_length(), len(self.texts))
+
+    def _closed_up(self, live: list[_Text]) -> None:
+        """Bring the texts of a step to the front, if it is then of fewer."""
+        while True:
+            last = max(self.texts.index(t) for t in live)
+            if self._rows(last + 1) == self._rows(len(live)):
+                return
+            free = next(i for i, t in enumerate(self.texts) if t not in live)
+            one, other = self.texts[last], self.texts[free]
+            self._move([one, other], [other, one])
+            self.texts[last], self.texts[free] = other, one
+
+    def _move(self, sources: list[_Text], targets: list[_Text]) -> None:
+        """Copy what is kept of texts to others."""
+        if self._moving is None:
+            held = [self.cache.move, self.chooser.move]
+            held += [] if self.draft is None else [self.draft_cache.move]
+
+            @no_grad()
+            def moved(old: Tensor, new: Tensor) -> None:
+                for move in held:
+                    move(old, new)
+
+            self._moving = compiled(moved) if self.compile else moved
+        numbers = [[self.texts.index(t) for t in ts] for ts in (sources, targets)]
+        self._moving(*(webtorch.tensor(n).to(self.device) for n in numbers))
+
+    # ---- drafts
+
+    def _drafts(self, live: list[_Text]) -> bool:
+        """Return whether a step may be drafted: no choice hangs on which tokens came before it."""
+        runs = [t.run for t in live if t.run is not None]
+        told = any(r.kind.masked or r.kind.told or r.sampling.remembers for r in runs)
+        return self.draft is not None and not told
+
+    def _read_for_drafts(self, text: _Text) -> None:
+        """Let the model that drafts read what it has not."""
+        while text.drafted < len(text.tokens):
+            left = len(text.tokens) - text.drafted
+            width = next((p for p in PIECES if p <= left), PIECES[-1])
+            piece = text.tokens[text.drafted : text.drafted + width]
+            given = (
+                webtorch.tensor([piece + [0] * (width - len(piece))]),
+                webtorch.arange(text.drafted, text.drafted + width).unsqueeze(0),
+                webtorch.tensor([self.texts.index(text)]),
+            )
+            program = self._program(_READ, self._length(text.drafted + width), Kind())
+            program(*(g.to(self.device) for g in given))
+            text.drafted += len(piece)
+
+    def _drafted_step(self, live: list[_Text], rows: int) -> None:
+        """Make some tokens of each text: as many as were drafted rightly, and one more."""
+        for text in live:
+            self._read_for_drafts(text)
+        self._fresh = False
+        runs = [t.run if t in live else None for t in self.texts[:rows]]
+        kind = Kind(all(r is None or r.kind.greedy for r in runs))
+        last = [0 if r is None or r.last is None else r.last for r in runs]
+        places = [len(t.tokens) for t in self.texts[:rows]]
+        length = self._length(max(p for p, r in zip(places, runs, strict=True) if r) + DRAFTS + 1)
+        program = self._program(-rows, length, kind)
+        given = webtorch.tensor(last).unsqueeze(1), webtorch.tensor(places)
+        drafts, chosen = (t.tolist() for t in program(*(g.to(self.device) for g in given)))
+        for row, (text, run) in enumerate(zip(self.texts, runs, strict=False)):
+            if run is None:
+                continue
+            for i, token in enumerate(chosen[row]):
+                assert run.last is not None
+                text.tokens.append(run.last)
+                self._take(text, run, [[[token]]], 0)
+                if run.ended or i == DRAFTS or drafts[row][i] != token:
+                    break
+            # Drafts were read, too; what was wrong of them is written over.
+            text.drafted = len(text.tokens)
+
+    def _of_drafts(self, rows: int, length: int, kind: Kind) -> Callable[..., Result]:
+        model, cache, chooser, device = self.model, self.cache, self.chooser, self.device
+        draft, held = self.draft, getattr(self, "draft_cache", None)
+        assert draft is not None
+
+        @no_grad()
+        def step(tokens: Tensor, at: Tensor) -> Result:
+            texts, none = webtorch.arange(rows, device=device), webtorch.zeros(1, device=device)
+            given = [tokens]
+            for i in range(DRAFTS + 1):
+                logits = draft(given[i], (at + i).unsqueeze(1), held, None, length)[:, 0]
+                # Sizes are rounded up, to other multiples.
+                more = model.config.vocab_size - logits.shape[-1]
+                logits = F.pad(logits, (0, more), value=float("-inf"))
+                given += chooser.choose(kind, logits, texts, at + i + 1, none.expand(rows), None)
+            places = at.unsqueeze(1) + webtorch.arange(DRAFTS + 1, device=device)
+            read = webtorch.cat(given[:-1], 1)
+            logits = model(read, places, cache, None, length).flatten(0, 1)
+            every = texts.repeat_interleave(DRAFTS + 1)
+            none = none.expand(every.shape[0])
+            (chosen,) = chooser.choose(kind, logits, every, places.flatten() + 1, none, None)
+            return read[:, 1:], chosen.view(rows, -1)
+
+        return step
+
+    def _of_reading(self, length: int) -> Callable[..., Result]:
+        draft, held = self.draft, getattr(self, "draft_cache", None)
+        assert draft is not None
+
+        @no_grad()
+        def step(tokens: Tensor, at: Tensor, row: Tensor) -> Result:
+            draft.hidden(tokens, at, held, length, row)
+            return ()
+
+        return step
+
+    def _goes_on(self, runs: list[Run | None]) -> bool:
+        """Return whether no answer is sure to end with the token that comes."""
+        sure = (
+            r is not None and (r.made + 2 > r.most or len(t.tokens) + 2 > self.context)
+            for t, r in zip(self.texts, runs, strict=False)
+        )
+        return not any(sure)
+
+    def _live(self, runs: list[Run | None]) -> Tensor:
+        return webtorch.tensor([float(r is not None) for r in runs]).to(self.device)
+
+    def _begun(self, runs: list[Run | None]) -> tuple[Result, Kind]:
+        """Begin a step from what is known here."""
+        kind = Kind()
+        for run in runs:
+            kind |= run.kind if run is not None else Kind()
+        texts = self.texts[: len(runs)]
+        last = [0 if r is None or r.last is None else r.last for r in runs]
+        # Others write where they go on, which is written again then.
+        places = [len(t.tokens) for t in texts]
+        longest = max(p for p, r in zip(places, runs, strict=True) if r is not None)
+        program = self._program(len(runs), self._length(longest + 1), kind)
+        tokens = webtorch.tensor(last).unsqueeze(1).to(self.device)
+        at = webtorch.tensor(places).to(self.device)
+        return program(tokens, at, self._live(runs), self._allowed(runs, kind)), kind
+
+    def _allowed(self, runs: Sequence[Run | None], kind: Kind) -> Tensor:
+        """Return the bits of tokens that may come."""
+        if not kind.masked:
+            return self._all[: len(runs)]
+        every = [-1] * self._all.shape[1]
+        bits = []
+        for run in runs:
+            try:
+                told = None if run is None or run.constraint is None else run.constraint.allowed()
+            except WebtorchError as error:
+                assert run is not None
+                run.error, run.ended, told = error, True, None
+            bits.append(every if told is None else told)
+        return webtorch.tensor(bits, dtype=webtorch.int32).to(self.device)
+
+    def _take(self, text: _Text, run: Run, said: list[Any], row: int) -> None:
+        """Hand a token out, and see whether the answer goes on."""
+        number = said[0][row][0]
+        if run.ended:
+            return
+        if number in run.stop:
+            run.ended, run.finish = True, "stop"
+            return
+        if run.told:
+            top = list(zip(said[3][row], said[2][row], strict=True))
+            run.likely.append(Likely(said[1][row][0], top))
+        try:
+            over = run.constraint is not None and run.constraint.take(number)
+        except WebtorchError as error:
+            run.error, run.ended = error, True
+            return
+        run.last = number
+        run.made += 1
+        run.out.append(number)
+        if over or run.made >= run.most or len(text.tokens) >= self.context:
+            run.ended, run.finish = True, "stop" if over else "length"
+
+    # ---- programs
+
+    def _program(
+        self, rows: int, length: int, kind: Kind, places: int | None = None
+    ) -> Callable[..., Result]:
+        """Return the step that reads `length` places: of the first `rows` texts, less than 0 with drafts; 0: of a piece
+        of one, with as many places of each expert; _READ: of a piece for the model that drafts.
+        """
+        found = self._made.get((rows, length, kind, places))
+        if found is None:
+            if rows == _READ:
+                found = self._of_reading(length)
+            elif rows < 0:
+                found = self._of_drafts(-rows, length, kind)
+            elif rows == 0:
+                found = self._of_piece(length, kind, places)
+            else:
+                found = self._of_rows(rows, length, kind)
+            found = compiled(found) if self.compile else found
+            self._made[rows, length, kind, places] = found
+        return found
+
+    def _of_piece(self, length: int, kind: Kind, places: int | None) -> Callable[..., Result]:
+        model, cache, chooser, mixtures = self.model, self.cache, self.chooser, self._mixtures
+
+        @no_grad()
+        def step(
+            tokens: Tensor, at: Tensor, row: Tensor, wanted: Tensor, allowed: Tensor
+        ) -> Result:
+            for mixture in mixtures:
+                mixture.places = places
+            logits = model(tokens, at, cache, wanted, length, row)[:, 0]
+            place = at.index_select(1, wanted)[:, 0] + 1
+            one = webtorch.ones_like(place).float()
+            chosen = chooser.choose(kind, logits, row, place, one, allowed)
+            if places is None:
+                return chosen
+            told = [m.wanted for m in mixtures if m.wanted is not None]
+            for mixture in mixtures:
+                mixture.places = mixture.wanted = None
+            return (*chosen, webtorch.stack(told).amax())
+
+        return step
+
+    def _of_rows(self, rows: int, length: int, kind: Kind) -> Callable[..., Result]:
+        model, cache, chooser, device = self.model, self.cache, self.chooser, self.device
+
+        @no_grad()
+        def step(tokens: Tensor, at: Tensor, live: Tensor, allowed: Tensor) -> Result:
+            logits = model(tokens, at.unsqueeze(1), cache, None, length)[:, 0]
+            texts = webtorch.arange(rows, device=device)
+            chosen = chooser.choose(kind, logits, texts, at + 1, live, allowed)
+            return (*chosen, at + live.to(at.dtype))
+
+        return step
