@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
+import webtorch
 from tests.autograd.both import error, same, tensor
 
 
@@ -89,3 +92,25 @@ def test_what_is_cut_off_has_no_tangent() -> None:
             )
 
     same(program)
+
+
+def test_a_tangent_that_is_copied_is_one_tensor_of_all_of_the_memory() -> None:
+    """Views of the memory have views of it, within `vmap` and outside."""
+    for lib, vmap in ((torch, torch._vmap_internals._vmap), (webtorch, webtorch.vmap)):
+        forward = lib.autograd.forward_ad
+
+        def run(tangent: Any, turned: bool, lib: Any = lib, forward: Any = forward) -> Any:
+            base = lib.zeros(2, 2)
+            view = base.t() if turned else base.view_as(base)
+            with forward.dual_level():
+                view.copy_(forward.make_dual(lib.zeros(2, 2), tangent))
+                return tuple([forward.unpack_dual(x)[1] for x in (view, base)])
+
+        tangents = lib.arange(8.0).reshape(2, 2, 2)
+        of_view, of_base = vmap(lambda t, run=run: run(t, False))(tangents)
+        assert of_view is of_base
+        assert not of_view._is_view()
+        of_view, of_base = vmap(lambda t, run=run: run(t, True))(tangents)
+        assert of_view._base is of_base
+        assert of_view.tolist() == tangents.tolist()
+        assert of_base.tolist() == tangents.transpose(1, 2).tolist()

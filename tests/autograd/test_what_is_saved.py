@@ -358,3 +358,42 @@ def test_functions_list_what_they_show(lib: Any) -> None:
 def test_what_was_volatile_says_so(lib: Any) -> None:
     with pytest.warns(UserWarning, match="volatile was removed"):
         assert lib.ones(1).volatile is False
+
+
+def _names(fn: Any) -> Any:
+    """Return the names of a function and of those that it leads to."""
+    return None if fn is None else [fn.name(), *[_names(f) for f, _ in fn.next_functions]]
+
+
+GRAPHS = {
+    "linear": lambda lib, x, w, b: lib.nn.functional.linear(x, w, b),
+    "linear of data": lambda lib, x, w, b: lib.nn.functional.linear(x.detach(), w, b),
+    "linear without bias": lambda lib, x, w, b: lib.nn.functional.linear(x, w).relu(),
+    "twice the same": lambda lib, x, w, b: lib.cat([x, x], 1) * lib.ones(6),
+    "activation again": lambda lib, x, w, b: lib.autograd.grad(
+        lib.nn.functional.threshold(x, 0.0, 0.0).sum(), x, create_graph=True
+    )[0],
+}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs_show_what_pytorchs_do(name: str) -> None:
+    found = []
+    for lib in (torch, webtorch):
+        x, w, b = _data(lib, 2, 3), _data(lib, 4, 3), _data(lib, 4)
+        found.append(_names(GRAPHS[name](lib, x, w, b).grad_fn))
+    assert found[0] == found[1]
+
+
+def test_hooks_of_what_turns_a_weight_are_called() -> None:
+    found = []
+    for lib in (torch, webtorch):
+        x, w, b = _data(lib, 2, 3), _data(lib, 4, 3), _data(lib, 4)
+        seen: list[Any] = []
+        y = lib.nn.functional.linear(x, w, b)
+        turn = y.grad_fn.next_functions[2][0]
+        turn.register_hook(lambda gi, go, s=seen: s.append([tuple(g.shape) for g in (*gi, *go)]))
+        turn.register_prehook(lambda go: (go[0] * 2,))
+        (y * y).sum().backward()
+        found.append((seen, w.grad.tolist(), b.grad.tolist(), x.grad.tolist()))
+    assert found[0] == found[1]

@@ -829,6 +829,15 @@ def test_step_shows_source_lines_to_debuggers() -> None:
     assert "b2[i0] = t7" in lines
 
 
+def test_programs_keep_so_much_for_temporaries_and_no_more() -> None:
+    memory, programs = Memory(), [deque[int]() for _ in range(3)]
+    assert memory.keep(programs[0], 40 << 20)
+    assert not memory.keep(programs[1], 40 << 20)
+    assert memory.keep(programs[1], 20 << 20)
+    del programs[0]
+    assert memory.keep(programs[1], 40 << 20)
+
+
 def test_step_names_what_is_wrong() -> None:
     with pytest.raises(IndexError, match="invocations 0 to 7, not 8"):
         debug.step(chain(8), 8)

@@ -175,6 +175,14 @@ def main(folder: str, library: str, device: str, rank: str, *rest: str) -> None:
         program = Program(torch, device)
         for name in NAMES:
             found[name] = getattr(program, name)()
+        if library == "webtorch":
+            from webtorch.distributed import shared
+
+            # From here on through memory that the processes share, as small as tensors are.
+            shared.LEAST = 4
+            for name in NAMES:
+                found[f"{name}, shared"] = getattr(program, name)()
+            found["calls"] = dist.group.WORLD._shared._number
     if device == "cpu" and not rest:
         found |= {name: train(torch) for name, train in features.FEATURES.items()}
         if library == "webtorch":

@@ -49,6 +49,9 @@ def test_collectives_are_pytorchs(device: str) -> None:
     for ours, theirs in zip(_found("webtorch", device), _found("torch", "cpu"), strict=True):
         for name in NAMES:
             assert ours[name] == theirs[name], name
+            assert ours[f"{name}, shared"] == theirs[name], name
+        # Of floating point, and sums, parts or copies.
+        assert ours["calls"] >= 6
 
 
 @pytest.mark.parametrize("name", FEATURES)

@@ -276,7 +276,9 @@ def test_what_is_refused_is_said(address: str, client: openai.OpenAI) -> None:
         ({"tools": [{"type": "function"}]}, "tools must be"), ({"frequency_penalty": 9}, "frequency_penalty is 9"),
         (_schema({"enum": ["x" * 999] * 2000}), "at most 1,048,576"),
         ({"max_tokens": 0}, "max_tokens is 0"), ({"messages": []}, "messages must be"),
-        ({"stop": [1]}, "stop must be"), ({"top_p": "x"}, "a number is wanted"),
+        ({"stop": [1]}, "stop must be"), ({"stop": ["x"] * 99}, "stop has at most 16"), ({"stream": 3}, "stream is 3"),
+        ({"stream_options": [1]}, "stream_options is"), ({"top_p": "x"}, "a number is wanted"),
+        ({"messages": [{"role": "user", "content": "x" * 99999}]}, "letters"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "must be text"),
     ):  # fmt: skip
         given: Any = {"model": "stdlib", "messages": SAID} | wrong

@@ -222,3 +222,23 @@ def test_gradients_of_images_lie_as_pytorchs_do(name: str, inner: str) -> None:
         found.append((sizes, g))
     assert found[0][0] == found[1][0]
     assert found[1][1].allclose(webtorch.tensor(found[0][1].tolist()), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 4, 4), (2, 8, 1, 1), (1, 1, 1, 1), (2, 3, 4, 4)])
+def test_a_memory_format_is_what_the_strides_say(sizes: tuple[int, ...]) -> None:
+    """Also where there is one channel, or one element for each."""
+    found = []
+    for t in (torch, webtorch):
+        x = t.arange(128.0)[: t.Size(sizes).numel()].reshape(sizes)
+        inner = x.to(memory_format=t.channels_last)
+        kernel = t.ones(2, sizes[1], 1, 1)
+        made = [
+            inner, inner.contiguous(), inner.to(memory_format=t.contiguous_format), t.empty_like(inner),
+            inner.to(t.float64), x.to(t.float64, memory_format=t.channels_last), inner + 1,
+            t.nn.functional.conv2d(inner, kernel), x.transpose(2, 3).to(memory_format=t.contiguous_format),
+        ]  # fmt: skip
+        same = [inner is x, inner.to(memory_format=t.channels_last) is inner]
+        found.append(
+            ([y.stride() for y in made], same, inner.view(-1).tolist() if sizes[1] == 1 else 0)
+        )
+    assert found[0] == found[1]

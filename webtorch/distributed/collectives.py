@@ -168,7 +168,7 @@ def broadcast(
         return gloo.broadcast([host], _options("BroadcastOptions", rootRank=root, rootTensor=0))
 
     reads, written = ([tensor], []) if mine else ([], [tensor])
-    return _ended(found.call("broadcast", reads, written, issue), async_op)
+    return _ended(found.call("broadcast", reads, written, issue, root=root), async_op)
 
 
 def all_gather(

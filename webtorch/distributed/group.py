@@ -11,13 +11,20 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future as Pending
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from webtorch.dispatch.call import refuse_scripts, settle_scripts
 from webtorch.distributed.engine import Foreign, engine
 from webtorch.distributed.reduction import ReduceOp
+from webtorch.distributed.shared import Exchange as SharedMemory
+from webtorch.distributed.shared import Recipe, Turn, recipe_for
 from webtorch.futures import Future
 from webtorch.ir import dtype as dtypes
+from webtorch.ir.dtype import DType
+from webtorch.ir.graph import Node
 from webtorch.ops import primitive
+from webtorch.runtime.backend import Backend, Buffer
+from webtorch.runtime.realize import runtime_for
 from webtorch.runtime.staging import HostMemory, in_huge_pages
 from webtorch.tensors.arrays import see
 from webtorch.tensors.creation import from_contents
@@ -30,6 +37,16 @@ from webtorch.tensors.tensor import Tensor
 _SUMMED_AS = {"float16": "float32", "bfloat16": "float32", "bool": "uint8", "int16": "int32"}
 # Types that Gloo does not move; their bytes it does.
 _MOVED_AS_BYTES = frozenset(("bool", "int16", "uint16", "uint32", "uint64"))
+
+
+# What collectives are to shared memory, by their names.
+_KINDS = {
+    "all_reduce": "allreduce_",
+    "broadcast": "broadcast_",
+    "reduce_scatter_tensor": "_reduce_scatter_base_",
+    "all_gather_into_tensor": "_allgather_base_",
+}
+T = TypeVar("T")
 
 
 class Exchange:
@@ -47,11 +64,14 @@ class Exchange:
         # What is written back when the work is done: in this thread, and in the one that waits.
         self._after: list[Callable[[], None]] = []
         self._written: list[tuple[Tensor, Foreign]] = []
+        self._results: list[tuple[Tensor, Tensor]] = []
         # Memory of the host's for tensors that are on their way there, and what to wait for.
         self._arriving: dict[int, tuple[Foreign, Awaitable[object]]] = {}
 
-    def begin(self, given: Sequence[Tensor], written: Sequence[Tensor]) -> bool:
-        """Compute what is read, and begin to read what is not in the host's memory; return whether all is there."""
+    def begin(self, given: Sequence[Tensor], written: Sequence[Tensor], reads: bool = True) -> bool:
+        """Compute what is read, and begin to read what is not in the host's memory, if it `reads` there; return whether
+        all is there.
+        """
         settle_scripts("tensors are sent to other processes")
         refuse_scripts("tensors are sent to other processes")
         if tracing.active:
@@ -65,7 +85,7 @@ class Exchange:
             if writes.guard is not None:
                 writes.guard(x._storage)
             x._counter.version += 1
-        for x in given:
+        for x in given if reads else ():
             if not x.is_cpu and x.numel() and id(x) not in self._arriving:
                 values = x.detach()
                 found = self._memory(x)
@@ -126,6 +146,11 @@ class Exchange:
             given = given.view(found.dtype)
         found.copy_(given.reshape(found.shape))
 
+    def take(self, x: Tensor, result: Buffer) -> None:
+        """Let a tensor become what has been computed for it, when the call is done."""
+        node = Node.in_memory(tuple(x.shape), x.dtype, result)
+        self._results.append((x, Tensor._from_node(node, x._storage.runtime)))
+
     def settle(self) -> None:
         """Bring all that came to where it belongs in the host's memory."""
         for after in self._after:
@@ -137,7 +162,10 @@ class Exchange:
         with no_grad():
             for x, found in self._written:
                 primitive.write(x.detach(), _uploaded(found, x))
+            for x, values in self._results:
+                primitive.write(x.detach(), values)
         self._written.clear()
+        self._results.clear()
         while self._taken:
             self._pool.keep(self._taken.pop())
 
@@ -307,6 +335,50 @@ def _source(gloo: Foreign) -> int:
         return -1
 
 
+class _Passage:
+    """A tensor on its way through memory that the processes share."""
+
+    def __init__(
+        self, shared: SharedMemory, recipe: Recipe, given: Tensor | None, written: Tensor | None
+    ) -> None:
+        x = given if given is not None else written
+        assert x is not None
+        self._shared, self._recipe, self._written = shared, recipe, written
+        self._home, self._dtype, self._elements = x._storage.runtime.backend, x.dtype, x.numel()
+        self._buffer = None if given is None else given.detach()._in_memory()
+        self._is_here = self._home is shared.backend
+        self._put = None
+        if self._is_here and self._buffer is not None:
+            self._put = shared.put(self._buffer, self._dtype, self._elements)
+
+    def begin(self) -> tuple[Turn, Foreign]:
+        """Tell the others where it is; return the turn, and the work that is done when all have told."""
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None and not self._is_here:
+            buffer = _moved(buffer, self._home, self._shared.backend, self._dtype, self._elements)
+        recipe = None if self._written is None else self._recipe
+        return self._shared.begin(buffer, recipe, self._dtype, self._elements, self._put)
+
+    def end(self, begun: Pending[tuple[Turn, Foreign]], exchange: Exchange) -> None:
+        """Wait for the others, and compute the result."""
+        turn, work = begun.result()
+        try:
+            work.wait()
+            result = self._shared.take(turn)
+        finally:
+            turn.is_over.set()
+        x = self._written
+        if x is not None and result is not None:
+            if not self._is_here:
+                result = _moved(result, self._shared.backend, self._home, x.dtype, x.numel())
+            exchange.take(x, result)
+
+
+def _moved(buffer: Buffer, here: Backend, there: Backend, dtype: DType, elements: int) -> Buffer:
+    """Return a buffer on another device."""
+    return there.upload(here.download(buffer), dtype, elements)
+
+
 class ProcessGroup:
     """Processes that call collectives together: PyTorch's Gloo between them."""
 
@@ -321,10 +393,21 @@ class ProcessGroup:
         self._pool = HostMemory(
             lambda n: in_huge_pages(torch.empty(n, dtype=torch.uint8, device="cpu"))
         )
+        # Threads in which calls are given to Gloo, and in which results of shared memory are computed, in their order.
         self._thread: ThreadPoolExecutor | None = None
-        self._last: Pending[None] | None = None
+        self._results: ThreadPoolExecutor | None = None
+        self._shared = self._memory()
+        self._last: Pending[Any] | None = None
         self.bound_device_id: object = None
         self.group_desc = "undefined"
+
+    def _memory(self) -> SharedMemory | None:
+        """Return the memory that all processes share, if they can, with a connection of its own."""
+        if self.size() < 2:
+            return None
+        store = engine().c10d.PrefixStore("shared", self.store)
+        gloo = engine().c10d.ProcessGroupGloo(store, self._rank, self.size(), self.timeout)
+        return SharedMemory.open(gloo, self._rank, self.size(), runtime_for("cpu", 0).backend)
 
     def rank(self) -> int:
         """Return this process's number in the group."""
@@ -347,12 +430,12 @@ class ProcessGroup:
             raise RuntimeError(f"the process group {self.group_name!r} was destroyed")
         return self._gloo
 
-    def _in_order(self, run: Callable[[], None]) -> Pending[None]:
+    def _in_order(self, run: Callable[[], T]) -> Pending[T]:
         """Let the group's thread call `run` after what came before."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"webtorch-{self.group_name}")
-        self._last = self._thread.submit(run)
-        return self._last
+        self._last = found = self._thread.submit(run)
+        return found
 
     def settled(self) -> None:
         """Wait until Gloo has been given all calls so far, so that processes agree on their order."""
@@ -368,15 +451,24 @@ class ProcessGroup:
         issue: Callable[[Foreign, Exchange], Foreign],
         reduction: ReduceOp | None = None,
         is_message: bool = False,
+        root: int | None = None,
     ) -> Work:
-        """Begin a collective: `issue(gloo, exchange)` gives it to Gloo and returns Gloo's work."""
+        """Begin a collective: `issue(gloo, exchange)` gives it to Gloo and returns Gloo's work. `root`: whose tensor
+        all get, where they do.
+        """
         gloo = self.gloo()
         exchange = Exchange(
             self.title(name, [*given, *written]), self.size(), self._pool, reduction
         )
+        recipe = self._recipe(name, given, written, reduction, root)
         with no_grad():
-            there = exchange.begin(given, written)
-        work = Work(exchange, written or given, self)
+            there = exchange.begin(given, written, recipe is None)
+            work = Work(exchange, written or given, self)
+            if recipe is not None:
+                assert self._shared is not None
+                x, y = (of[0] if of else None for of in (given, written))
+                work._pending = self._pass(_Passage(self._shared, recipe, x, y), exchange)
+                return work
         if there:
             self.settled()
         try:
@@ -384,6 +476,33 @@ class ProcessGroup:
         except RuntimeError as error:
             raise RuntimeError(f"{exchange.title}: {error}") from error
         return work
+
+    def _recipe(
+        self,
+        name: str,
+        given: Sequence[Tensor],
+        written: Sequence[Tensor],
+        reduction: ReduceOp | None,
+        root: int | None,
+    ) -> Recipe | None:
+        """Return what a result is computed by from memory that all share, if it can be: all find the same."""
+        kind = _KINDS.get(name)
+        if self._shared is None or kind is None or (root is None and name == "broadcast"):
+            return None
+        x = (*given, *written)[0]
+        if "strided" not in str(x.layout) or x.is_meta or x._levels:
+            return None
+        reduced = None if reduction is None else reduction.name
+        return recipe_for(kind, reduced, root or 0, x.dtype, x.numel())
+
+    def _pass(self, passage: _Passage, exchange: Exchange) -> Pending[None]:
+        """Let the group's threads move a tensor through shared memory, after what came before."""
+        if self._results is None:
+            self._results = ThreadPoolExecutor(
+                1, thread_name_prefix=f"webtorch-results-{self.group_name}"
+            )
+        begun = self._in_order(passage.begin)
+        return self._results.submit(passage.end, begun, exchange)
 
     def title(self, name: str, tensors: Sequence[Tensor]) -> str:
         """Return what a call is, for errors."""
@@ -398,4 +517,6 @@ class ProcessGroup:
         self.settled()
         if self._thread is not None:
             self._thread.shutdown(wait=True)
-        self._gloo = self._thread = None
+        if self._results is not None:
+            self._results.shutdown(wait=True)
+        self._gloo = self._thread = self._results = self._shared = None

@@ -1,5 +1,5 @@
 """Collectives of processes on one host: each puts its tensor into memory that all share, and computes its result from
-what the others have put. Floor 6.
+what the others have put. Floor 5.
 
 A device that reads and writes the host's memory (a card under Dawn, the CPU engine) needs no thread of the host for
 that: a card copies 100 MB in 2.5 ms each way, where Gloo and copies by the processor take 45. Gloo still says when all
@@ -38,7 +38,7 @@ TYPES = (float32, float16, bfloat16)
 # The size of a tensor, in bytes: of smaller ones Gloo is as fast, and more memory than this is not kept for ever.
 LEAST, MOST = 1 << 14, 256 << 20
 # So many calls may be under way here that this process has not read to the end, and so many bytes from two on.
-_MOST_UNREAD, _UNREAD_BYTES = 16, 128 << 20
+_MOST_UNREAD, _UNREAD_BYTES = 8, 128 << 20
 # Memory that calls take before their turn has come: in the order in which the caller computes.
 _MOST_AHEAD = 1 << 30
 # From this size on each of many processes adds up a part, and reads the others' sums: with N of them it reads two times
@@ -200,7 +200,7 @@ class Exchange:
     """
 
     def __init__(self, group: Group, rank: int, size: int, backend: Backend) -> None:
-        self._group, self._rank, self._size, self._backend = group, rank, size, backend
+        self._group, self._rank, self._size, self.backend = group, rank, size, backend
         self._processes = [os.getpid()] * size
         self._places: list[_Place] = []
         # By rank and the number of a place: its file and size, and the memory as this device's.
@@ -237,7 +237,7 @@ class Exchange:
             with contextlib.suppress(OSError):
                 memory = _Memory(_UNIT)
                 memory.view[:8] = token.to_bytes(8, "little")
-                if self._backend.on_host(memory.view) is None:
+                if self.backend.on_host(memory.view) is None:
                     memory = None
         file = -1 if memory is None else memory.file
         told = self._all([_host(), os.getpid(), file, token])
@@ -261,7 +261,7 @@ class Exchange:
             place.call = _SOME_CALL
         own = place.shared.buffer(dtype, elements)
         self._program(None, dtype, elements).run((given, own).__getitem__)
-        return Put(place, self._backend.fence())
+        return Put(place, self.backend.fence())
 
     def _free(self, size: int, ahead: bool) -> _Place | None:
         """Return a place of this size at least that all have read."""
@@ -273,11 +273,11 @@ class Exchange:
         size = -(-(size + size // 4) // _UNIT) * _UNIT
         if sum(map(_size_of, self._places)) + size > _MOST_AHEAD:
             if free:
-                free[-1].take(size, self._backend)
+                free[-1].take(size, self.backend)
                 return free[-1]
             if ahead:
                 return None
-        made = _Place(len(self._places), size, self._backend)
+        made = _Place(len(self._places), size, self.backend)
         self._places.append(made)
         return made
 
@@ -368,7 +368,7 @@ class Exchange:
             return given if found is None else found.buffer(dtype, elements)
 
         result = self._program(recipe, dtype, elements).run(put_by)
-        turn.fence = self._backend.fence()
+        turn.fence = self.backend.fence()
         return result
 
     def _memory_of(self, rank: int, place: int, file: int, size: int) -> Shared | None:
@@ -377,7 +377,7 @@ class Exchange:
         # Numbers of files come again, but larger sizes do not become smaller.
         if found is None or found[:2] != (file, size):
             view = _Memory.of(self._processes[rank], file, size)
-            found = self._theirs[rank][place] = file, size, self._backend.on_host(view)
+            found = self._theirs[rank][place] = file, size, self.backend.on_host(view)
         return found[2]
 
     def _program(self, recipe: Recipe | None, dtype: DType, elements: int) -> _Program:
@@ -402,9 +402,9 @@ class Exchange:
             with no_grad(), formulas.recorded():
                 result = recipe([Tensor._from_node(n, meta_runtime()) for n in nodes], self._rank)
                 frozen = freeze([Held(copy(result)._storage.node)])
-        program = compile_graph(to_graph(frozen), self._backend.limits)
+        program = compile_graph(to_graph(frozen), self.backend.limits)
         order = [nodes.index(n) for n in frozen.inputs]
-        return _Program(self._backend.compile(program), order, frozen.args, threading.Lock())
+        return _Program(self.backend.compile(program), order, frozen.args, threading.Lock())
 
 
 class _Program(NamedTuple):

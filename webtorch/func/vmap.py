@@ -69,10 +69,17 @@ def _whole(
         dims = _parse_out_dims(func, out_dims, found, spec, len(leaves))
         # An argument that the function returns, changed in place or not, is the tensor that was given.
         as_given = {id(p): one for p, one in zip(parts, given, strict=True) if p is not one[0]}
-        outs = [
-            _removed(func, x, d, level, as_given.get(id(x)))
-            for x, d in zip(leaves, dims, strict=True)
-        ]
+        # What is returned twice is one tensor outside, too.
+        known: dict[tuple[int, int | None], Any] = {}
+        for x, d in zip(leaves, dims, strict=True):
+            if (id(x), d) not in known:
+                known[id(x), d] = _removed(func, x, d, level, as_given.get(id(x)))
+        outs = [known[id(x), d] for x, d in zip(leaves, dims, strict=True)]
+        for x, d, out in zip(leaves, dims, outs, strict=True):
+            whole = known.get((id(getattr(x, "_base", None)), d))
+            if whole is not None and out is not x and not out.requires_grad:
+                # A view of another result.
+                out._base = whole
     return tree_unflatten(outs, spec)
 
 

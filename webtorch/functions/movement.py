@@ -111,7 +111,11 @@ def sum_to(g: Tensor, shape: Shape) -> Tensor:
 
 
 def _as_shape(x: Tensor, shape: Shape, strides: Shape, name: str) -> Tensor:
-    return as_view(x, shape, strides, x._offset, vjp=reshape, args=(x._shape,), name=name)
+    return as_view(x, shape, strides, x._offset, vjp=_as_before, args=(x._shape,), name=name)
+
+
+def _as_before(g: Tensor, shape: Shape) -> Tensor:
+    return g if g._shape == shape else reshape(g, shape)
 
 
 def _inferred(op: str, x: Tensor, sizes: Shape) -> Shape:
@@ -603,6 +607,9 @@ def laid_out(strides: Shape, make: Callable[[Tensor], Tensor], x: Tensor) -> Ten
     out = make(x) if order is None else in_order(order, make, x)
     # The strides of dims of one element are free. What nobody else has, it is no view of.
     out._strides, out._base = strides, None
+    if out._whole and strides != contiguous_strides(x._shape):
+        # Images of one channel lie in two orders at once: the strides say in which.
+        out._whole = False
     return out
 
 

@@ -16,7 +16,7 @@ from webtorch.io.gguf import GGUFReader
 from webtorch.io.safetensors import FilePath
 from webtorch.ir.dtype import DType
 from webtorch.llm import lora
-from webtorch.llm.batch import Batch, Likely, Run, check
+from webtorch.llm.batch import Batch, ContextFullError, Likely, Run, check
 from webtorch.llm.config import ModelError
 from webtorch.llm.grammar import Grammar, Grammars
 from webtorch.llm.loading import load_model, open_weights, read_config, read_json
@@ -36,6 +36,9 @@ from webtorch.llm.weights import packed_bytes, save, save_quantized, weight_byte
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Answer", "LanguageModel", "load", "quantize_file"]
+
+# A token has no more letters, but for long rows of spaces.
+_LETTERS = 128
 
 
 @dataclass
@@ -105,7 +108,15 @@ class LanguageModel:
         names: what the template may read besides (tools). Raises TemplateError where it refuses.
         """
         text = render(self.template or DEFAULT, messages, **{**self.names, **names})
-        return self.tokenizer.encode(text, add_special_tokens=self.template is None)
+        return self.encode(text, self.template is None)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Return the tokens of a text, if it may fit at all: to cut a long one takes its time."""
+        if len(text) > _LETTERS * self.context:
+            raise ContextFullError(
+                f"the prompt has {len(text):,} letters, and the context {self.context:,} tokens"
+            )
+        return self.tokenizer.encode(text, add_special_tokens=special)
 
     def chat(
         self, messages: Sequence[Message], sampling: Sampling | None = None, *, most: int | None = None,
@@ -131,7 +142,7 @@ class LanguageModel:
         it may be. likely: whether its tokens' log probabilities are wanted. Raises ContextFullError for a prompt that
         is too long, GrammarError for a grammar that is wrong.
         """
-        given = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        given = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
         return self._answer(given, sampling, most, stop, (grammar, likely), begins=False)
 
     @functools.cached_property
@@ -180,7 +191,7 @@ class LanguageModel:
 
     def embed(self, text: str | Sequence[int]) -> Tensor:
         """Return a text as a vector of length 1, (width,): the mean of what the last layer gives for its tokens."""
-        given = self.tokenizer.encode(text) if isinstance(text, str) else list(text)
+        given = self.encode(text) if isinstance(text, str) else list(text)
         check(given, self.model.config, self.context)
         with self.batch.alone(), no_grad():
             device = self.model.embed.weight.device

@@ -40,6 +40,8 @@ __all__ = ["application"]
 _MOST_BYTES = 1 << 25
 # How many answers a request may ask for, and how many may be made or wait in all; texts to be made vectors.
 _MOST_ANSWERS, _MOST_WAITING, _MOST_TEXTS = 16, 256, 2048
+# Texts that end an answer, and their letters.
+_MOST_STOPS, _LONGEST_STOP = 16, 1024
 # Nobody's log probability is less; JSON has no infinity.
 _LEAST = -9999.0
 # What may be asked for only with these values.
@@ -88,6 +90,9 @@ async def _body(request: Request) -> dict[str, Any]:
     for name, values in _ONLY.items():
         if body.get(name) not in values:
             raise _RefusedError(f"{name} is {body[name]!r}, which is not available here")
+    for name, kind in (("stream", bool), ("stream_options", dict)):
+        if not isinstance(body.get(name), (kind, type(None))):
+            raise _RefusedError(f"{name} is {body[name]!r}, which it cannot be")
     return body
 
 
@@ -226,6 +231,8 @@ def _limits(body: dict[str, Any], usual: int | None) -> tuple[int | None, list[s
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(s, str) for s in stop):
         raise _RefusedError("stop must be a text, or a list of them")
+    if len(stop) > _MOST_STOPS or any(len(s) > _LONGEST_STOP for s in stop):
+        raise _RefusedError(f"stop has at most {_MOST_STOPS} texts of {_LONGEST_STOP} letters")
     return most, stop
 
 
@@ -536,6 +543,10 @@ def application(
                 return _error(str(error), error.status)
             except (ContextFullError, TemplateError, ValueError) as error:
                 return _error(str(error), 400)
+            except asyncio.CancelledError:
+                return _error("the server ends", 503)
+            except RecursionError:
+                return _error("the request is too deep", 400)
 
         return answer
 
@@ -607,7 +618,7 @@ def application(
             raise _RefusedError(f"there are {len(inputs)} texts; at most {_MOST_TEXTS} are wanted")
         data, count = [], 0
         for i, text in enumerate(inputs):
-            given = model.tokenizer.encode(text) if isinstance(text, str) else text
+            given = await asyncio.to_thread(model.encode, text) if isinstance(text, str) else text
             count += len(given)
             vector: Any = (await asyncio.to_thread(model.embed, given)).tolist()
             if body.get("encoding_format") == "base64":

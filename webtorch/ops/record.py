@@ -402,6 +402,11 @@ def gradient_title(name: str) -> str:
     return words.replace("_", "") + "Backward0"
 
 
+def _of_gradient(op: Elementwise) -> str:
+    """Return PyTorch's name for the gradient function of an operation's gradient."""
+    return op.gradient_name.removesuffix("Backward0") + "BackwardBackward0"
+
+
 def over_dims(name: str) -> Callable[..., str]:
     """Return the `gradient_name` of a reduction whose form over dims is PyTorch's second overload."""
 
@@ -545,6 +550,7 @@ def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:
         name=f"{op.name}_grad{slot}", family="elementwise", signature="",
         doc=f"Cotangent of {op.name} for {op.tensors[slot]}.",
         expr=expr, tensors=("grad", *op.tensors), numbers=op.numbers, torch="", function_in=(), dtypes=FLOATS,
+        gradient_name=_of_gradient(op) if len(op.tensors) == 1 else "",
     )  # fmt: skip
     op._gradients[slot] = derived
     return derived
@@ -624,6 +630,6 @@ def _derive_slope(op: Elementwise, slot: int) -> Slope:
         name=full.name, family="elementwise", signature="", doc=full.doc, expr=expr,
         tensors=("grad", *(op.tensors[i] for i in tensors)),
         numbers=tuple(op.numbers[i] for i in numbers), torch="", function_in=(),
-        dtypes=FLOATS,
+        dtypes=FLOATS, gradient_name=full.gradient_name,
     )  # fmt: skip
     return Slope("formula", derived, tensors, numbers)

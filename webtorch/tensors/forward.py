@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from webtorch.ir.view import overlaps
+from webtorch.ir.view import contiguous_strides, numel, overlaps
 from webtorch.ops import primitive
 from webtorch.tensors.above import give
 from webtorch.tensors.batching import batch, levels_of, logical, physical, sizes_of
@@ -93,8 +93,12 @@ class Level:
         tangent, geometry = self.tangents[x._storage]
         shape, strides, offset, levels = geometry
         elements = x._storage.elements
-        if (shape, strides, offset, levels) == ((elements,), (1,), 0, ()):
-            if (tangent._strides, tangent._offset) == ((1,), 0):
+        if numel(shape) == elements and (strides, offset, levels) == (
+            contiguous_strides(shape),
+            0,
+            (),
+        ):
+            if (tangent._strides, tangent._offset) == (strides, 0):
                 return tangent
             # Views are taken of its memory: it must lie there as the storage does.
             flat = primitive.copy(tangent)
@@ -130,6 +134,15 @@ class Level:
                 return
         if x not in self:
             if tangent is None:
+                return
+            home = x if x._base is None else x._base
+            if self.open_to_users and home._whole and not home._levels:
+                # The tangent of all of the memory is one tensor, of which users see views.
+                if x._whole and x._shape == home._shape:
+                    self.set(home, tangent.clone())
+                    return
+                self.set(home, _zeros(home._shape, tangent, set()))
+                primitive.write(_seen(self._flat(home), x), tangent)
                 return
             zeros = _zeros((x._storage.elements,), tangent, {n for n, _, _ in x._levels})
             self.tangents[x._storage] = (zeros, (zeros._shape, zeros._strides, 0, ()))

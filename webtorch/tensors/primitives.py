@@ -13,6 +13,7 @@ from webtorch.ir.lines import user_line
 from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import (
     Shape,
+    contiguous_strides,
     is_contiguous,
     memory_order,
     strides_like,
@@ -370,7 +371,7 @@ def lay(x: Tensor, strides: Shape) -> None:
         attrs = (IDENTITY, "t", x.dtype.compute)
         node = Node("map", (source,), attrs, (), shape, x.dtype, user_line())
         x._storage = x._counter = Storage(node, x._storage.runtime)
-    x._strides, x._offset, x._whole = strides, 0, is_contiguous(x._shape, strides)
+    x._strides, x._offset, x._whole = strides, 0, strides == contiguous_strides(x._shape)
     for level, tangent in tangents:
         if tangent is not None:
             level.set(x, tangent)

@@ -30,6 +30,7 @@ from webtorch.tensors.tape import (
     SavedTensor,
     gradient_edge,
     looks_at_each,
+    meta_of,
     set_history,
     start_at,
 )
@@ -159,20 +160,19 @@ class _Rule:
         turns = self.is_real and (has_complex or any(r.dtype.is_complex for r in results))
         gaps = None if len(needs) == len(edges) else tuple([e is not None for e in edges])
         places = tuple([i for i, _ in tensors if chosen.reads[i]])
-        inner = self.layout is not None and self._has_inner_channels(self.layout, tensors)
+        # Whether their gradients have their channels innermost, as the results.
+        inner = False
+        if self.layout is not None:
+            for _, a in tensors:
+                if not a._whole:
+                    inner = self.layout.wanted(tuple([(x._shape, x._strides) for _, x in tensors]))
+                    break
         static = _Static(chosen, tuple(values), places, gaps, turns, inner)
         if self.bias_first and len(edges) == 3:
             edges = [edges[2], *edges[:2]]
         fn = GradFn(self.title, tuple(edges), self._run, saved, static)
         for number, result in enumerate(results):
             set_history(result, fn, number)
-
-    @staticmethod
-    def _has_inner_channels(layout: ChannelsLastAs, tensors: Sequence[tuple[int, Tensor]]) -> bool:
-        """Whether the operands' gradients have their channels innermost, as the results."""
-        if all(a._whole for _, a in tensors):
-            return False
-        return layout.wanted(tuple([(a._shape, a._strides) for _, a in tensors]))
 
     def save_too(self, result: Tensor, rest: Sequence[Tensor]) -> None:
         """Save results that have no gradient, such as places: that one of them is written in place is an error."""
@@ -200,6 +200,24 @@ class _Rule:
         if self.bias_first and len(found) == 3:
             found = (found[2], *found[:2])
         return cast("Cotangents", found)
+
+    def show_turned(self, fn: GradFn) -> None:
+        """Let a function that is looked at lead to the one that turns the weight, as PyTorch's graph does."""
+        edge = fn.edges[-1]
+        if (
+            not self.bias_first
+            or fn.title not in _TURNED
+            or edge is None
+            or fn.first is None
+            or isinstance(fn.rule, _Turning)
+            or mode.task is not None
+        ):
+            return
+        shape, *rest = meta_of(edge)
+        turn = GradFn("TBackward0", (edge,), _turned_back)
+        turn.sequence, turn.metas = fn.first, ((shape[::-1], *rest),)
+        assert fn.rule is not None
+        fn.edges, fn.rule = (*fn.edges[:-1], (turn, 0)), _Turning(fn.rule)
 
     def called(self, static: _Static) -> Called:
         """Return what is known of a call, by its parameters."""
@@ -229,6 +247,26 @@ class _Rule:
         transposed(
             results, tensors, lambda gs: rule(tuple(gs) if self.many else gs[0], out, *values)
         )
+
+
+# Products with a weight whose rows are outputs: PyTorch turns it first.
+_TURNED = ("AddmmBackward0", "MmBackward0")
+
+
+class _Turning:
+    """A rule whose last cotangent is turned, as the function that it goes to takes it."""
+
+    def __init__(self, rule: Any) -> None:
+        self.rule, self.__self__ = rule, rule.__self__
+
+    def __call__(self, gs: Cotangents, saved: Sequence[SavedTensor], static: Any) -> Cotangents:
+        *others, last = self.rule(gs, saved, static)
+        return (*others, None if last is None else last.t())
+
+
+def _turned_back(gs: Cotangents, _saved: object, _static: object) -> Cotangents:
+    """The rule of what turns a matrix."""
+    return (gs[0].t(),)
 
 
 class _Static(NamedTuple):

@@ -206,8 +206,15 @@ class GradFn:
     def next_functions(self) -> tuple[tuple[GradFn | None, int], ...]:
         """The gradient functions of the inputs, as PyTorch shows them."""
         found: dict[tuple[int, int], tuple[GradFn | None, int]] = {}
+        owner: Any = getattr(self.rule, "__self__", None)
+        show = getattr(owner, "show_turned", None)
+        if show is not None:
+            show(self)
         pending = list(reversed(self.edges))
         first = self.first
+        if first is not None and all(e is None or e[0].sequence <= first for e in self.edges):
+            # It stands for itself alone.
+            first = None
         while pending:
             edge = pending.pop()
             if edge is None:
@@ -218,7 +225,7 @@ class GradFn:
             else:
                 place = len(found) if first is None else edge[1]
                 found[id(edge[0]), place] = (shown(edge[0]), edge[1])
-        numbers = getattr(getattr(self.rule, "__self__", None), "numbers_of", None)
+        numbers = getattr(owner, "numbers_of", None)
         return (*found.values(), *([(None, 0)] * numbers(self.title) if numbers else ()))
 
     def __call__(self, *grads: Tensor | None) -> Any:
@@ -232,7 +239,7 @@ class GradFn:
 
     def name(self) -> str:
         """Return the name, such as "MulBackward0"."""
-        return self.title
+        return f"torch::autograd::{self.title}" if self.title in _OF_THE_CORE else self.title
 
     def _sequence_nr(self) -> int:
         """Return the number by which functions that wait are ordered: the largest runs first."""
@@ -289,6 +296,8 @@ class GradFn:
             tracing.refuse(f"it {what} from outside")
 
 
+# Functions that no operation has: PyTorch says where they come from.
+_OF_THE_CORE = ("CopySlices", "CopyBackwards")
 _SHOWN: dict[tuple[str, bool], type[GradFn]] = {}
 
 

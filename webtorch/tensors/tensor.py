@@ -18,6 +18,8 @@ from webtorch.ir.graph import Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
     contiguous_strides,
+    format_order,
+    format_strides,
     is_contiguous,
     memory_order,
     numel,
@@ -25,6 +27,7 @@ from webtorch.ir.view import (
 )
 from webtorch.ops import primitive
 from webtorch.ops.bits import reinterpreted
+from webtorch.ops.layout import suggests_channels_last
 from webtorch.ops.purity import warn, warn_once
 from webtorch.ops.record import TABLE
 from webtorch.runtime.realize import Runtime, open_runtimes
@@ -838,7 +841,7 @@ class Tensor(TensorBase):
         if dtype is not None and dtype is not out.dtype:
             out = primitive.cast_to(out, dtype)
         if memory_format is not None and "preserve" not in str(memory_format):
-            out = out.contiguous(memory_format=memory_format)
+            out = _in_format(out, memory_format, out is not self)
         return out.clone() if copy and out is self else out
 
     @plays("operation")
@@ -1015,6 +1018,22 @@ def _materialize(x: Tensor) -> Tensor:
         ),
         x._storage.runtime,
     )
+
+
+def _in_format(x: Tensor, memory_format: Any, moved: bool) -> Tensor:
+    """Return x in a memory format. What has one channel, or one element for each, may lie in two: PyTorch makes a copy
+    unless the strides say which, or x was `moved` into them.
+    """
+    if x._levels:
+        return x.contiguous(memory_format=memory_format)
+    order = format_order(memory_format, len(x._shape))
+    inner = suggests_channels_last((x._shape, x._strides))
+    if moved:
+        dims = order or tuple(range(len(x._shape)))
+        there = x._strides == format_strides(x._shape, dims)
+    else:
+        there = inner is (order is not None)
+    return x if there else x.clone(memory_format=memory_format)
 
 
 def _transfer(x: Tensor, runtime: Runtime) -> Tensor:

@@ -56,7 +56,7 @@ from webtorch.runtime.backends.cpu import (
     single,
     smallproduct,
 )
-from webtorch.runtime.backends.cpu.memory import Array, CpuBuffer, PartBuffer, array_type
+from webtorch.runtime.backends.cpu.memory import MEMORY, Array, CpuBuffer, PartBuffer, array_type
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
 from webtorch.runtime.backends.cpu.timing import run_timed
 from webtorch.runtime.watch import watch
@@ -90,8 +90,9 @@ _LONG_WORK = 400_000
 _CHUNK_WORK = 500_000
 # Up to this many bytes that a program overwrites before it has checked all indices are kept until then.
 _SAVED_BYTES = 1 << 22
-# Temporaries up to this many bytes stay with their program; larger ones come from the pool at each run.
-_KEPT_BYTES = 1 << 20
+# Temporaries up to this many bytes stay with their program, while all programs together do not keep more than the pool
+# lets them; others come from the pool at each run.
+_KEPT_BYTES = 1 << 22
 
 
 class Runner:
@@ -548,6 +549,8 @@ def runner(routine: Routine, varying: bool = False) -> Runner:
                 found = ProductRunner(routine, varying)
             case Matmul() if (plan := smallproduct.plan(routine)) is not None:
                 found = SmallProductRunner(routine, plan)
+            case Matmul() if contraction.is_few_rows(routine):
+                found = ArrayRunner(routine, contraction.few_rows(routine))
             case Matmul() if gemm.suits(routine):
                 found = BufferRunner(routine, gemm.matmul(routine))
             case Matmul():
@@ -852,7 +855,8 @@ class CpuExecutable:
         """Give each pool slot one block, as large as the largest temporary that uses it."""
         buffers = self.program.buffers
         shared = [p for p in lay_out_memory(self.program).pieces if p.role == "temporary"]
-        keep = sum(p.nbytes for p in shared) <= _KEPT_BYTES
+        total = sum(p.nbytes for p in shared)
+        keep = total <= _KEPT_BYTES and MEMORY.keep(self, total)
         for number, piece in enumerate(shared):
             if keep:
                 owner = CpuBuffer(uint8, piece.nbytes)

@@ -30,6 +30,8 @@ _ALIGNMENT = 64
 # What of the machine's memory may be free blocks, and how much that is at most.
 _POOL_SHARE = 8
 _POOL_LIMIT = 4 << 30
+# How many bytes programs may keep for temporaries.
+_MOST_KEPT = 64 << 20
 # After so many blocks that found no room, a size must be asked for again to stay.
 _PATIENCE = 64
 
@@ -86,6 +88,9 @@ class Memory:
         self.lock = threading.Lock()
         # Small blocks that were given back and still count as live: a lock costs more than all the rest.
         self.returned: deque[Block] = deque()
+        # Bytes that programs keep for their temporaries, and those of programs that are gone.
+        self.kept = 0
+        self.left: deque[int] = deque()
         self._live = 0
         self._pooled = 0
 
@@ -126,6 +131,18 @@ class Memory:
         raise OutOfMemoryError(
             f"cpu: cannot allocate {size} bytes ({self.live} bytes are live): free tensors or work in smaller parts"
         )
+
+    def keep(self, program: object, nbytes: int) -> bool:
+        """Whether a program may keep memory for its temporaries for as long as it is there."""
+        with self.lock:
+            while self.left:
+                self.kept -= self.left.popleft()
+            if self.kept + nbytes > _MOST_KEPT:
+                return False
+            self.kept += nbytes
+        # No lock: a collection may come anywhere.
+        weakref.finalize(program, self.left.append, nbytes).atexit = False
+        return True
 
     def give(self, block: Block) -> None:
         """Take back a block; it is used again unless somebody still sees its memory through an array."""
