@@ -196,3 +196,65 @@ def test_arguments_of_export_are_checked() -> None:
         export.export(module, (x,), dynamic_shapes={"y": None})
     with pytest.raises(export.UserError, match="out of VR"):
         export.export(module, (x,), dynamic_shapes={"input": {0: export.Dim("b", min=4)}})
+
+
+def _nested(lib: Any) -> Any:
+    class Block(lib.nn.Module):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = lib.nn.Linear(4, 4)
+            self.register_buffer("scale", lib.ones(4) * 2)
+
+        def forward(self, x: Any, more: Any = None) -> Any:
+            y = self.lin(x).relu() * self.scale
+            return (y, y.sum()) if more is None else y + more
+
+    class Nested(lib.nn.Module):  # type: ignore[name-defined,misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = lib.nn.ModuleList([Block(), Block()])
+            self.parts[1].lin.weight = self.parts[0].lin.weight
+            self.unused = lib.nn.Linear(2, 2)
+            self.act = lib.nn.ReLU()
+            self.shift = lib.nn.Parameter(lib.ones(4))
+
+        def forward(self, x: Any, d: Any) -> Any:
+            z, total = self.parts[0](x)
+            z = self.act(self.parts[0](z + self.shift, d["k"]))
+            z = self.act(z * total)
+            return {"out": self.parts[1](z, x).sum(), "z": z}
+
+    return Nested()
+
+
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
+def test_a_program_as_modules_again() -> None:
+    found = []
+    module = _nested(webtorch)
+    state = {k: v.numpy() for k, v in module.state_dict().items()}
+    for lib, exporter in LIBRARIES:
+        own = _nested(lib)
+        own.load_state_dict({k: lib.from_numpy(v) for k, v in state.items()})
+        args = lib.ones(2, 4), {"k": lib.arange(8.0).reshape(2, 4)}
+        again = exporter.unflatten(exporter.export(own, args))
+        names = sorted(n for n, _ in again.named_modules() if n != "parts")
+        calls = {
+            n: [(x.op, str(x.target)) for x in m.graph.nodes]
+            for n, m in again.named_modules()
+            if hasattr(m, "graph") and n != "parts"
+        }
+        weights = [again.get_submodule(f"parts.{p}.lin").weight for p in ("0", "0@1", "1")]
+        assert all(w is weights[0] for w in weights)
+        assert weights[0] is not own.parts[0].lin.weight
+        out = again(*args)
+        out["out"].backward()
+        found.append((
+            names, calls, sorted(again.state_dict()), out["z"].tolist(), out["out"].item(),
+            weights[0].grad.tolist(), again.type_name().rpartition(".")[2],
+        ))  # fmt: skip
+        assert lib.equal(out["z"], own(*args)["z"])
+    mine, theirs = found
+    assert mine[:3] == theirs[:3]
+    assert mine[6] == theirs[6]
+    for own, other in zip(mine[3:6], theirs[3:6], strict=True):
+        assert webtorch.allclose(webtorch.tensor(own), webtorch.tensor(other))

@@ -172,6 +172,26 @@ def test_steps_that_are_begun_before_the_last_is_read() -> None:
     assert [began + list(first), second + list(other)] == wanted
 
 
+def test_one_who_is_interrupted_leaves_others_as_they_were() -> None:
+    batch = Batch(small("cpu"), 64, texts=2, compile=False)
+    wanted = [list(batch.generate(p, 9, GREEDY)) for p in ([5, 9, 77], [3, 12])]
+    other = batch.generate([3, 12], 9, GREEDY)
+    began = [next(other)]
+    take, calls = batch._take, iter(range(99))
+
+    def interrupted(*given: Any) -> None:
+        """Take a token, but not the fourth."""
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        take(*given)
+
+    batch._take = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        list(batch.generate([5, 9, 77], 9, GREEDY))
+    assert list(batch.generate([5, 9, 77], 9, GREEDY)) == wanted[0]
+    assert began + list(other) == wanted[1] and batch.running == 0
+
+
 def test_drafts_change_no_answer() -> None:
     model, draft = small("cpu"), small("cpu", 0.02)
     prompts = [TOKENS[0], TOKENS[0][::-1]]
@@ -216,3 +236,28 @@ def test_texts_close_up_when_others_leave(tmp_path: Path) -> None:
         other.close()  # type: ignore[attr-defined]
     assert first + list(last) == alone
     assert row > 0 and batch.texts[0].tokens[:14] == TOKENS[0]
+
+
+def test_experts_compute_the_tokens_that_chose_them() -> None:
+    config = Config(
+        "mixtral", 96, 32, 64, 2, 4, 2, 8, 160, rope=Rope(dim=8), num_experts=16, num_experts_per_tok=2,
+        moe_intermediate_size=16,
+    )  # fmt: skip
+    model = Model(config).eval()
+    draw = webtorch.Generator().manual_seed(0)
+    with webtorch.no_grad():
+        for p in model.parameters():
+            p.copy_(webtorch.randn(p.shape, generator=draw) * 0.3)
+    # A text of many words, and one of a single word, whose experts have more tokens than places.
+    for prompt in ([(7 * i) % 96 for i in range(130)], [5] * 130):
+        batch, whole = (Batch(model, 160, compile=False) for _ in range(2))
+        whole._mixtures = []
+        wanted = list(whole.generate(prompt, 3, GREEDY))
+        assert list(batch.generate(prompt, 3, GREEDY)) == wanted
+        used = {places for _, _, _, places in batch._made}
+        assert (
+            used == ({16, None} if len(set(prompt)) == 1 else {16, 32, None} & used) and 16 in used
+        )
+        for (a, b), (c, d) in zip(batch.cache.layers, whole.cache.layers, strict=True):
+            for one, other in ((a, c), (b, d)):
+                assert (one[0][:130] - other[0][:130]).abs().max().item() < 1e-4

@@ -110,6 +110,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch._subclasses": ("webtorch.as_torch.names.compiler_parts",),
     "torch._subclasses.fake_tensor": ("webtorch.as_torch.names.compiler_parts",),
     "torch.export": ("webtorch.fx.export",),
+    "torch.export.unflatten": ("webtorch.fx.export.modules",),
     "torch.fx.experimental.proxy_tensor": ("webtorch.as_torch.names.compiler_parts",),
     "torch._functorch.python_key": ("webtorch.as_torch.names.compiler_parts",),
     "torch._functorch.autograd_function": ("webtorch.as_torch.names.function_parts",),

@@ -17,6 +17,11 @@ from typing import Any, cast
 
 import webtorch.aten.parts as parts
 from webtorch.fx.export.file import load, save
+from webtorch.fx.export.modules import (
+    InterpreterModule,
+    UnflattenedModule,
+    unflatten,
+)
 from webtorch.fx.export.program import CallSpec, ExportedProgram
 from webtorch.fx.export.recording import Recorded, run, tensors_of
 from webtorch.fx.export.signature import (
@@ -48,8 +53,9 @@ from webtorch.tensors.tensor import Tensor
 from webtorch.utils import _pytree as pytree
 
 __all__ = [
-    "ConstantArgument", "Dim", "ExportGraphSignature", "ExportedProgram", "InputKind", "InputSpec", "OutputKind",
-    "OutputSpec", "TensorArgument", "UserError", "dims", "export", "load", "save",
+    "ConstantArgument", "Dim", "ExportGraphSignature", "ExportedProgram", "InputKind", "InputSpec", "InterpreterModule",
+    "OutputKind", "OutputSpec", "TensorArgument", "UnflattenedModule", "UserError", "dims", "export", "load",
+    "save", "unflatten",
 ]  # fmt: skip
 
 
@@ -238,6 +244,11 @@ class _Sizes:
             combine, neutral = (_ADD, 0) if kind == "sum" else (_MUL, 1)
             terms += [number] * (number != neutral)
             found = functools.reduce(lambda x, y: call(combine, (x, y)), terms)
+        own = {t for t in terms if isinstance(t, Node)} - set(self.made.values())
+        stack = {} if before is None else before.meta.get("nn_module_stack", {})
+        for made in (*own, cast("Node", found)):
+            if made.op == "call_function" and made not in self.made.values():
+                made.meta["nn_module_stack"] = stack
         return cast("Node", found)
 
     def replaced(self, values: Sequence[Any], before: Node | None) -> Any:

@@ -171,7 +171,7 @@ class ExportedProgram:
             elif node.op == "output":
                 graph.output(_mapped(node.args[0], made))
         args, kwargs = self.example_inputs
-        given = [n for n, _ in _parameters(self._names, args, kwargs)]
+        given = [n for n, _ in parameters_of(self._names, args, kwargs)]
         graph.set_codegen(
             _PyTreeCodeGen(_PyTreeInfo(given, self.call_spec.in_spec, self.call_spec.out_spec))
         )
@@ -201,7 +201,7 @@ def _mapped(values: Any, made: Mapping[Node, Node]) -> object:
     return tuple([made[x] if isinstance(x, Node) else x for x in values])
 
 
-def _parameters(
+def parameters_of(
     names: Sequence[str], args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> list[tuple[str, Any]]:
     """Return the parameters of a call by name: that of the first of their leaves, as far as its own name goes."""

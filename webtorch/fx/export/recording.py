@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from webtorch.aten.dispatch import OpOverload
@@ -12,6 +14,10 @@ from webtorch.fx.export.sizes import UserError
 from webtorch.fx.graph import Graph
 from webtorch.fx.node import Node
 from webtorch.nn import Module
+from webtorch.nn.module_hooks import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from webtorch.onnx.recording import contents, record, value_of
 from webtorch.ops.primitive import empty
 from webtorch.tensors.modes import mode
@@ -20,15 +26,55 @@ from webtorch.utils import _pytree as pytree
 from webtorch.utils._python_dispatch import TorchDispatchMode
 
 
+class Calls:
+    """The calls of modules that are at work, outermost first: which it is -> the module's path and class."""
+
+    def __init__(self, root: object) -> None:
+        parts = root.named_modules() if isinstance(root, Module) else ()
+        self.paths = {id(m): path for path, m in parts}
+        self.count: Counter[str] = Counter()
+        self.stack: list[tuple[str, tuple[str, str]] | None] = []
+
+    @contextlib.contextmanager
+    def seen(self) -> Iterator[None]:
+        """A block whose calls of modules are noted."""
+        hooks = (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, module: Module, args: object) -> None:
+        path, kind = self.paths.get(id(module)), type(module)
+        if path is None:
+            self.stack.append(None)
+            return
+        number = self.count[path]
+        self.count[path] += 1
+        key = f"L__self__{path}" + (f"@{number}" if number else "")
+        self.stack.append((key, (path, f"{kind.__module__}.{kind.__qualname__}")))
+
+    def _leave(self, module: Module, args: object, result: object) -> None:
+        self.stack.pop()
+
+    def now(self) -> dict[str, tuple[str, str]]:
+        """Return the calls at work."""
+        return dict([c for c in self.stack if c is not None])
+
+
 class Recorder(TorchDispatchMode):
     """A mode that writes the operators which it is handed into a graph."""
 
     whole = True
 
-    def __init__(self, graph: Graph, known: dict[int, Node]) -> None:
+    def __init__(self, graph: Graph, known: dict[int, Node], calls: Calls) -> None:
         """`known`: the nodes of tensors, by their ids. All of them are kept alive by whoever calls."""
         super().__init__()
-        self.graph, self.known = graph, known
+        self.graph, self.known, self.calls = graph, known, calls
         self.kept: list[Any] = []
         # Tensors that were made outside of the graph: constants.
         self.constants: list[tuple[Node, Tensor]] = []
@@ -43,6 +89,7 @@ class Recorder(TorchDispatchMode):
             "call_function", func, tuple(args[0]), kwargs[0], func._opname
         )
         self.first = self.first or node
+        node.meta["nn_module_stack"] = self.calls.now()
         out = func(*args[1], **kwargs[1])
         if isinstance(out, Tensor):
             self._note(node, out)
@@ -53,6 +100,7 @@ class Recorder(TorchDispatchMode):
                     item = self.graph.create_node(
                         "call_function", operator.getitem, (node, i), {}, "getitem"
                     )
+                    item.meta["nn_module_stack"] = self.calls.now()
                     self._note(item, x)
         return out
 
@@ -111,13 +159,14 @@ def run(
         if isinstance(x, Tensor):
             node.meta["val"] = _shown(x)
             known.setdefault(id(x), node)
-    recorder = Recorder(graph, known)
+    calls = Calls(module)
+    recorder = Recorder(graph, known, calls)
     held: list[Any] = []
 
     def call() -> Any:
         before, mode.exporting = mode.exporting, True
         try:
-            with recorder:
+            with recorder, calls.seen():
                 out = module(*args, **kwargs)
         finally:
             mode.exporting = before
