@@ -97,6 +97,15 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "pools": lambda t: (
         t.nn.functional.avg_pool2d(image(t), 2), t.nn.functional.adaptive_avg_pool2d(image(t), 1),
     ),
+    "numbers that are read": lambda t: (t.ones(2).sum().item(), float(t.ones(1)), bool(t.ones(1) > 0)),
+    "masks": lambda t: rows(t)[rows(t) > 0],
+    "writes": lambda t: [
+        rows(t).__setitem__(*given)
+        for given in (
+            (0, 2.0), (slice(None), 1), ((0, 1), t.ones(3)), (rows(t) > 0, 1), (t.arange(2), rows(t)),
+            (slice(0, 1), t.ones(1, 1, 5, 3)),
+        )
+    ],
     "factories": lambda t: (t.zeros(2), t.ones(2, 3), t.arange(4), t.full((2,), 1.0), t.zeros_like(t.ones(2))),
 }  # fmt: skip
 
@@ -502,3 +511,27 @@ def test_classes_that_are_asked_for_kernels_are_asked_for_functions_where_they_s
             dual.make_dual(x, lib.ones(2))
         found.append((kinds, log))
     assert found[0] == found[1]
+
+
+def test_writes_under_a_mode_are_what_they_are_without() -> None:
+    """Also where the gradient of what was written is another operator's."""
+
+    def run(lib: Any) -> Any:
+        x = lib.arange(12.0, requires_grad=True)
+        y = (x * 1).view(3, 4)
+        y[0], y[1, 2:] = 7, lib.tensor([1.0, 2.0])
+        y[lib.tensor([2, 0]), 1] = 5
+        y[y > 8] = -1
+        y[..., -1] = y[..., 0].detach() * 2
+        y[1:2] = lib.ones(1, 1, 4)
+        (y * y).sum().backward()
+        with pytest.raises(
+            IndexError, match="index 5 is out of bounds for dimension 0 with size 3"
+        ):
+            y.detach()[5] = 1
+        return y.tolist(), x.grad.tolist()
+
+    plain = run(torch)
+    for lib, _ in LIBRARIES:
+        with log_of(lib):
+            assert run(lib) == plain

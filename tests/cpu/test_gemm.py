@@ -11,7 +11,7 @@ import pytest
 
 from webtorch.ir.dtype import float32, float64
 from webtorch.ir.kernel import BufferSlot, Matmul
-from webtorch.runtime.backends.cpu import gemm, jit, launch, smallproduct
+from webtorch.runtime.backends.cpu import contraction, gemm, jit, launch, smallproduct
 from webtorch.runtime.backends.cpu.executable import SmallProductRunner
 from webtorch.runtime.backends.cpu.memory import CpuBuffer
 
@@ -187,3 +187,18 @@ def test_a_call_of_machine_code_checks_its_arguments() -> None:
     for wrong in ((out.ctypes.data, 0.5), (out.ctypes.data, "x", 2), ("x", 0.5, 2)):
         with pytest.raises(TypeError):
             call(*wrong)
+
+
+@pytest.mark.parametrize("m", [2, 8])
+def test_a_few_rows_read_a_large_matrix_in_parts(m: int) -> None:
+    product = routine(m, 700, 400, right="columns")
+    assert contraction.is_few_rows(product)
+    assert not contraction.is_few_rows(routine(m, 700, 400))
+    assert not contraction.is_few_rows(routine(9, 700, 400, right="columns"))
+    draw = np.random.default_rng(0)
+    left, right = (draw.standard_normal(b.elements).astype(np.float32) for b in product.buffers[:2])
+    out = np.zeros(m * 700, np.float32)
+    contraction.few_rows(product)(left, right, out)
+    a, b = left[3 : 3 + m * 400].reshape(m, 400), right[3 : 3 + 700 * 400].reshape(700, 400)
+    wanted = a.astype(np.float64) @ b.T.astype(np.float64)
+    assert np.abs(out.reshape(m, 700) - wanted).max() < 1e-4

@@ -15,7 +15,7 @@ from gguf import quants
 
 import webtorch
 from webtorch.io import GGUFError, GGUFReader, load_gguf, save_gguf
-from webtorch.quantization import PackedTensor
+from webtorch.quantization import PackedTensor, quantize
 
 
 def write(path: Path, *, quantised: bool = True) -> np.ndarray[Any, Any]:
@@ -166,3 +166,24 @@ def test_a_large_tensor_is_unpacked_in_pieces(tmp_path: Path) -> None:
     assert tensors["w"].numel() == elements
     # The half floats, their copy on the device, and pieces: never all of it in float32.
     assert peak < elements * 2 * 2 + (64 << 20)
+
+
+def test_packed_tensors_lie_on_the_file(tmp_path: Path) -> None:
+    path, x = tmp_path / "m.gguf", webtorch.randn(4, 256, device="cpu")
+    save_gguf({"w": quantize(x, "Q4_K"), "v": quantize(x, "Q8_0")}, path)
+    before = path.read_bytes()
+    reader = GGUFReader(path)
+    first, again, other = (reader.packed(n, device="cpu") for n in ("w", "w", "v"))
+    assert isinstance(first, PackedTensor) and isinstance(again, PackedTensor)
+    assert isinstance(other, PackedTensor)
+    mapped = np.frombuffer(reader._own or b"", np.uint8)
+    shared = [np.shares_memory(mapped, t.blocks.numpy()) for t in (first, again, other)]
+    assert shared == [True, False, True]
+    expected, kept = again.dequantize().tolist(), other.dequantize().tolist()
+    assert first.dequantize().tolist() == expected
+    # A write reaches neither the file nor other tensors.
+    first.blocks.zero_()
+    assert not first.dequantize().any()
+    assert again.dequantize().tolist() == expected and other.dequantize().tolist() == kept
+    del reader
+    assert path.read_bytes() == before and other.dequantize().tolist() == kept

@@ -216,3 +216,28 @@ def test_texts_close_up_when_others_leave(tmp_path: Path) -> None:
         other.close()  # type: ignore[attr-defined]
     assert first + list(last) == alone
     assert row > 0 and batch.texts[0].tokens[:14] == TOKENS[0]
+
+
+def test_experts_compute_the_tokens_that_chose_them() -> None:
+    config = Config(
+        "mixtral", 96, 32, 64, 2, 4, 2, 8, 160, rope=Rope(dim=8), num_experts=16, num_experts_per_tok=2,
+        moe_intermediate_size=16,
+    )  # fmt: skip
+    model = Model(config).eval()
+    draw = webtorch.Generator().manual_seed(0)
+    with webtorch.no_grad():
+        for p in model.parameters():
+            p.copy_(webtorch.randn(p.shape, generator=draw) * 0.3)
+    # A text of many words, and one of a single word, whose experts have more tokens than places.
+    for prompt in ([(7 * i) % 96 for i in range(130)], [5] * 130):
+        batch, whole = (Batch(model, 160, compile=False) for _ in range(2))
+        whole._mixtures = []
+        wanted = list(whole.generate(prompt, 3, GREEDY))
+        assert list(batch.generate(prompt, 3, GREEDY)) == wanted
+        used = {places for _, _, _, places in batch._made}
+        assert (
+            used == ({16, None} if len(set(prompt)) == 1 else {16, 32, None} & used) and 16 in used
+        )
+        for (a, b), (c, d) in zip(batch.cache.layers, whole.cache.layers, strict=True):
+            for one, other in ((a, c), (b, d)):
+                assert (one[0][:130] - other[0][:130]).abs().max().item() < 1e-4

@@ -247,3 +247,37 @@ def test_from_a_file_to_another_answer(
     assert answers() == wanted
     model.adapt(None)
     assert answers() == plain
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_answers_stay_through_files_and_packing(kind: str, trained: Path, tmp_path: Path) -> None:
+    questions = ["What?", "Why?", "When?", "Where?", "Who?", "How?", "heap", "push", "pop", "merge"]
+    talk = [
+        {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": f"{i}: {q[::-1]} {i * i}."}]}
+        for i, q in enumerate(questions)
+    ]  # fmt: skip
+    wanted = [t["messages"][1]["content"] for t in talk]
+
+    def right(model: LanguageModel) -> int:
+        """Return how many answers are the ones that were learned."""
+        said = ["".join(model.chat(t["messages"][:1], GREEDY, most=24)) for t in talk]
+        return sum(a == b for a, b in zip(said, wanted, strict=True))
+
+    first = load(trained, "cpu", context=64)
+    quantize_(first.model, kind)
+    first.save(tmp_path / "packed.gguf")
+    model = load(tmp_path / "packed.gguf", "cpu", context=64)
+    assert right(model) == 0
+    options = Finetuning(rank=16, lr=1e-2, steps=300, batch=5, length=64)
+    finetune(model, talk, tmp_path / "adapter", options)
+    assert right(model) == len(talk)
+    # From PEFT's file, from llama.cpp's, and put into the weights, which are packed again.
+    lora.save(model.model, tmp_path / "adapter.gguf")
+    for file in ("adapter", "adapter.gguf"):
+        other = load(tmp_path / "packed.gguf", "cpu", context=64)
+        other.adapt(tmp_path / file)
+        assert right(other) == len(talk)
+    lora.merge(model.model)
+    model.save(tmp_path / "merged.gguf")
+    assert right(load(tmp_path / "merged.gguf", "cpu", context=64)) >= len(talk) - 2

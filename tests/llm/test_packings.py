@@ -153,19 +153,24 @@ def written(place: Path, name: str) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", PACKERS)
 def test_weights_of_other_packers_are_read(name: str, tmp_path: Path) -> None:
     wanted = written(folder("llama", tmp_path), name)
-    model = load_model(tmp_path, "cpu")
-    down = model.get_submodule("layers.1.mlp.down")
-    kind = PACKERS[name][2]
-    assert getattr(down, "format", "") == kind and isinstance(down, PackedLinear) == bool(kind)
+    _, source = open_weights(tmp_path, "cpu", None, packed=True)
     for path, key in {"mlp.down": "mlp.down_proj", "attention.q": "self_attn.q_proj"}.items():
-        weight = model.get_submodule(f"layers.1.{path}").weight
-        found = weight.dequantize() if isinstance(weight, PackedTensor) else weight
         expected = wanted[f"model.layers.1.{key}.weight"]
+        weight = source.weight(f"layers.1.{path}.weight", webtorch.empty(*expected.shape))
+        if path == "mlp.down":
+            assert getattr(weight, "format", "") == PACKERS[name][2]
+        found = weight.dequantize() if isinstance(weight, PackedTensor) else weight
         torch.testing.assert_close(torch.tensor(found.tolist()), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("name", ["gptq", "nf4"])
+def test_models_of_other_packers_compute_with_them(name: str, tmp_path: Path) -> None:
+    written(folder("llama", tmp_path), name)
+    model, floats = (load_model(tmp_path, "cpu", packed=p) for p in (True, False))
+    assert isinstance(model.get_submodule("layers.1.mlp.down"), PackedLinear)
+    assert not any(isinstance(m, PackedLinear) for m in floats.modules())
     with webtorch.no_grad():
         tokens = webtorch.tensor(TOKENS)
-        floats = load_model(tmp_path, "cpu", packed=False)
-        assert not any(isinstance(m, PackedLinear) for m in floats.modules())
         assert (model(tokens) - floats(tokens)).abs().max().item() < 1e-4
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.browser import Page
 from webtorch import cli
-from webtorch.io import Tokenizer
+from webtorch.io import SentencePiece, Tokenizer
 from webtorch.llm import (
     Finetuning,
     LanguageModel,
@@ -21,7 +21,7 @@ from webtorch.llm import (
     lora,
     quantize_,
 )
-from webtorch.llm.exporting import _for_javascript
+from webtorch.llm.exporting import _for_javascript, _tokenizer
 from webtorch.llm.tokens import PATTERNS
 
 TALK = [
@@ -76,6 +76,11 @@ def test_a_page_answers_as_the_processor(
     said = [*TALK[0]["messages"], {"role": "user", "content": "heap"}]
     assert _answer(page, "heap") == "".join(model.chat(said, Sampling(temperature=0.0)))
     assert "tokens, " in page.page.text_content("#speed")
+    page.page.click("#new")
+    page.page.click("summary")
+    page.page.fill("#told", "heap")
+    said = [{"role": "system", "content": "heap"}, {"role": "user", "content": "x"}]
+    assert _answer(page, "x") == "".join(model.chat(said, Sampling(temperature=0.0)))
     # The file is here the next time.
     (site / "small.gguf").rename(site / "away.gguf")
     try:
@@ -122,6 +127,29 @@ def test_text_is_cut_as_here(site: Path, page: Page, serve: Callable[[Path], str
     for pattern, ours in zip(patterns, parts, strict=True):
         tokenizer = Tokenizer({}, [], pattern=pattern)
         assert ours == [tokenizer.cut(t) for t in TEXTS]
+
+
+def test_pieces_are_joined_as_here(
+    trained: Path, site: Path, page: Page, serve: Callable[[Path], str]
+) -> None:
+    words = ["▁", "h", "e", "a", "p", "he", "ap", "heap", "▁heap", "▁▁", "▁h", "ea", "x", "xx", "é"]
+    tokens = ["<unk>", "<s>", "<end>", "▁▁▁", *(f"<0x{b:02X}>" for b in range(256)), *words]
+    scores = [0.0] * 260 + [-float(3 * i % 7) for i in range(len(words))]
+    found = SentencePiece(
+        tokens, scores, special={"<s>": 1, "<end>": 2, "▁▁▁": 3}, before=["<s>"], kept=["▁▁▁"]
+    )
+    language = LanguageModel(load(trained, "cpu", context=64).model, found)
+    texts = ["heap  heap<end>heapp", " é漢🙂\nxxxhe", "hea", "a     b", "heap" * 500]
+    page.page.goto(f"{serve(site)}runtime.js")
+    cut = """async ([texts, data]) => {
+        const made = (await import('./tokens.js')).tokenizerOf(data);
+        const text = (numbers) => new TextDecoder().decode(Uint8Array.from(numbers.flatMap((n) => [...made.bytes(n)])));
+        const numbers = texts.map((text) => made.encode(text, true));
+        return [numbers, numbers.map(text)];
+    }"""
+    numbers, said = page.run(cut, [texts, _tokenizer(language)])
+    assert numbers == [found.encode(t) for t in texts]
+    assert [s.removeprefix(" ") for s in said] == [found.decode(n, True) for n in numbers]
 
 
 def test_what_a_page_cannot_do_is_refused(trained: Path, tmp_path: Path) -> None:

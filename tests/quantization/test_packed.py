@@ -140,7 +140,18 @@ def test_scales_are_searched_as_well_as_by_others(name: str, device: str) -> Non
     assert not back[0, :256].any() and not back[4, :32].any()
 
 
-@pytest.mark.parametrize("name", sorted(set(PACKING) - set(MISSED)))
+def test_four_bits_of_bitsandbytes_are_packed(device: str) -> None:
+    x = np.random.default_rng(1).standard_normal((4, 128), dtype=np.float32)
+    x[0, :64] = 0
+    found = quantize(webtorch.from_numpy(x).to(device), "NF4")
+    absmax = np.abs(x.reshape(-1, 64)).max(1, keepdims=True)
+    code = np.array(FOUR_BITS["NF4"], "f4")
+    scaled = x.reshape(-1, 64) / np.where(absmax == 0, 1, absmax)
+    wanted = code[np.abs(scaled[..., None] - code).argmin(-1)] * absmax
+    np.testing.assert_array_equal(found.dequantize().numpy(force=True), wanted.reshape(4, 128))
+
+
+@pytest.mark.parametrize("name", sorted(set(PACKING) & set(Kind.__members__) - set(MISSED)))
 def test_blocks_are_packed_to_the_bit(name: str, device: str) -> None:
     x = np.random.default_rng(1).standard_normal((12, 96), dtype=np.float32)
     x[0, :32], x[1, :32], x[2, :32], x[3] = 0, 0.25, np.arange(32) - 16, x[3] * 1e-3
@@ -213,6 +224,18 @@ def test_other_ways_to_multiply(device: str) -> None:
     near(y @ weight, y @ whole, y, whole.t())
     with webtorch.autocast(device, dtype=webtorch.bfloat16):
         assert F.linear(x, weight).dtype is webtorch.bfloat16
+
+
+def test_products_and_rows_are_mapped(device: str) -> None:
+    weight = packed("Q4_K", drawn("Q4_K", 6, 256), device, 256)
+    plain = weight.dequantize()
+    x = webtorch.randn(3, 256, device=device)
+    near(webtorch.vmap(lambda row: F.linear(row, weight))(x), x @ plain.t(), x, plain)
+    index = webtorch.tensor([[0, 3], [1, 2], [5, 4]], device=device)
+    found = webtorch.vmap(lambda i: F.embedding(i, weight))(index)
+    assert webtorch.equal(found, plain[index])
+    slopes = webtorch.vmap(webtorch.func.grad(lambda row: F.linear(row, weight).sum()))(x)
+    webtorch.testing.assert_close(slopes, plain.sum(0).expand(3, 256), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])

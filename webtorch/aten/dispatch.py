@@ -409,14 +409,31 @@ def _differentiated(
     return out
 
 
+@functools.cache
+def _unread(rule: Function) -> Callable[[int], bool]:
+    """Tell which arguments of a rule, by position, it does not read: their names begin with an underscore."""
+    stated = list(inspect.signature(rule).parameters.values())
+    marks = [p.name.startswith("_") for p in stated if p.kind is not p.KEYWORD_ONLY]
+    return lambda at: marks[min(at, len(marks) - 1)]
+
+
 def _cotangents(gs: Cotangents, saved: Any, static: Any) -> Cotangents:
     rule, needs, places, rest, kwargs = static
-    values = [s.unpack() for s in saved]
-    tensors, results = iter(values), values[sum(places) :]
-    args = [next(tensors) if place else x for place, x in zip(places, rest, strict=True)]
+    # What is not read may have been overwritten since.
+    unread = _unread(rule)
+    tensors = iter(saved)
+    args = [
+        x if not place else _value_of(next(tensors), unread(at))
+        for at, (place, x) in enumerate(zip(places, rest, strict=True), 3)
+    ]
+    results = [_value_of(s, unread(2)) for s in tensors]
     many = len(results) > 1
     found = rule(needs, gs if many else gs[0], results if many else results[0], *args, **kwargs)
     return found if isinstance(found, (tuple, list)) else (found,)
+
+
+def _value_of(saved: SavedTensor, unread: bool) -> Tensor | None:
+    return None if unread else saved.unpack()
 
 
 # ---- gradients of what wraps other tensors

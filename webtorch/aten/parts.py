@@ -22,7 +22,6 @@ from webtorch.ir.dtype import DType, Number, bool_, float32, int64
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.ops.primitive import fill
 from webtorch.sparse.construction import empty_compressed
-from webtorch.tensors.base import wraps
 from webtorch.tensors.formats import contiguous_format
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.tensor import Tensor, parse_to
@@ -154,7 +153,7 @@ def _item(x: Tensor) -> object:
 
 @written("item")
 def _number(x: Tensor) -> object:
-    return aten._local_scalar_dense(x) if wraps(x) and x.numel() == 1 else NotImplemented
+    return aten._local_scalar_dense(x) if x.numel() == 1 else NotImplemented
 
 
 @written("tolist")
@@ -286,11 +285,18 @@ def _chunk(x: Tensor, chunks: int, dim: int = 0) -> object:
     return aten.split.Tensor(x, size, *((dim,) if dim else ())) if size else NotImplemented
 
 
-@written("getitem")
-def _getitem(x: Tensor, index: Any) -> object:
+def _indexed(x: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None]] | None:
+    """Return the view that the indices of one place make, and the tensors that index it; None for other indices."""
     items = list(index) if isinstance(index, tuple) else [index]
+    if (
+        len(items) == 1
+        and isinstance(items[0], Tensor)
+        and items[0].dtype is bool_
+        and items[0].ndim
+    ):
+        return x, items
     if any(isinstance(i, bool) or not _is_index(i) for i in items):
-        return NotImplemented
+        return None
     taken = sum(1 for i in items if i is not None and i is not Ellipsis)
     tensors: list[Tensor | None] = []
     dim = 0
@@ -310,14 +316,52 @@ def _getitem(x: Tensor, index: Any) -> object:
             dim += 1
         elif isinstance(i, Tensor):
             if i.dtype is bool_ and i.ndim != 1:
-                return NotImplemented
+                return None
             taken -= 1
             tensors += [None] * (dim - len(tensors)) + [i]
             dim += 1
         else:
             taken -= 1
-            x = aten.select.int(x, dim, i.__index__())
-    return aten.index.Tensor(x, tensors) if tensors else x
+            at = i.__index__()
+            if not -x.shape[dim] <= at < x.shape[dim]:
+                return None
+            x = aten.select.int(x, dim, at)
+    return x, tensors
+
+
+@written("getitem")
+def _getitem(x: Tensor, index: Any) -> object:
+    found = _indexed(x, index)
+    if found is None:
+        return NotImplemented
+    view, tensors = found
+    return aten.index.Tensor(view, tensors) if tensors else view
+
+
+@written("__setitem__")
+def _setitem(x: Tensor, index: Any, value: Any) -> object:
+    number = isinstance(value, (bool, int, float))
+    if not number and not (isinstance(value, Tensor) and value.dtype is x.dtype):
+        return NotImplemented
+    given = aten.lift_fresh(fill((), value, x.dtype, x.device)) if number else value
+    found = _indexed(x, index)
+    if found is None:
+        return NotImplemented
+    view, tensors = found
+    if tensors:
+        aten.index_put_(view, tensors, given)
+    elif number:
+        aten.fill_.Tensor(view, given)
+    else:
+        sizes = list(given.shape)
+        while sizes and sizes[0] == 1 and given.shape != view.shape:
+            del sizes[0]
+        if len(sizes) < given.ndim:
+            given = aten.view(given, sizes)
+        if given.shape != view.shape:
+            given = aten.expand(given, list(view.shape))
+        aten.copy_(view, given)
+    return None
 
 
 def _is_index(i: object) -> bool:

@@ -147,8 +147,10 @@ def _packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor
     columns = input._shape[-1]
     lead = input._shape[:-1]
     count = math.prod(lead)
-    reading = multiplying(form, _in_words(data), columns) if columns and rows else None
-    if reading is not None and 0 < count <= _FEW_ROWS:
+    # What vmap maps over are more rows.
+    few = 0 < count <= _FEW_ROWS and not input._levels
+    reading = multiplying(form, _in_words(data), columns) if few and columns and rows else None
+    if reading is not None:
         out = _summed(input.reshape((count, columns)), data, reading, rows)
         return cast_to(out, input.dtype).reshape((*lead, rows))
     return rows_times(input, _weight(data, form, (rows, columns), input.dtype), True)
@@ -165,8 +167,8 @@ def packed_rows(index: Tensor, data: Tensor, form: str, rows: int, columns: int)
     length = FORMATS[form].row_bytes(columns)
     flat = index.reshape((-1,))
     unit = WORD if _in_words(data) else 1
-    if length % unit:
-        # Rows that begin within words.
+    if length % unit or index._levels:
+        # Rows that begin within words, or that vmap maps over.
         out = _take(_weight(data, form, (rows, columns), float32), [flat], "embedding")
     else:
         length //= unit

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, NoReturn, overload
 
 from webtorch.functions import public as webtorch
-from webtorch.io.safetensors import FilePath, map_file, replace_file
+from webtorch.io.safetensors import FilePath, map_file, map_own, replace_file
 from webtorch.ir.dtype import DType
 from webtorch.ops.blocks import FORMATS
 from webtorch.quantization.tensor import PackedTensor
-from webtorch.tensors.creation import from_bytes
+from webtorch.tensors.creation import from_bytes, on_memory
 from webtorch.tensors.tensor import Tensor
 
 _MAGIC = b"GGUF"
@@ -181,6 +181,9 @@ class GGUFReader:
         """Map the file and read all but the tensors. Raises GGUFError for a damaged one."""
         self.file = os.fspath(path)
         self._view = map_file(path)
+        # The same file, mapped for tensors to lie on, and where those begin that do.
+        self._own: memoryview | None = None
+        self._given: set[int] = set()
         self.metadata: dict[str, Any] = {}
         self.entries: dict[str, TensorEntry] = {}
         self._read()
@@ -296,8 +299,23 @@ class GGUFReader:
         return self._packed(entry, dtype or webtorch.float32, device)
 
     def _packed(self, entry: TensorEntry, dtype: DType, device: Any) -> PackedTensor:
+        where = webtorch.device(device) if device is not None else webtorch.get_default_device()
+        own = self._own_memory(entry) if where.type == "cpu" else None
+        if own is not None:
+            return PackedTensor(on_memory(own), entry.type, entry.shape, dtype)
         view = self._view[entry.begin : entry.end]
         return PackedTensor.from_bytes(view, entry.type, entry.shape, dtype, device)
+
+    def _own_memory(self, entry: TensorEntry) -> memoryview | None:
+        """Return the bytes of a tensor as memory for one tensor, the first that asks; None for others."""
+        if entry.begin in self._given or entry.begin == entry.end:
+            return None
+        if self._own is None:
+            self._own = map_own(self.file)
+        if self._own is None or self._own.nbytes != self._view.nbytes:
+            return None
+        self._given.add(entry.begin)
+        return self._own[entry.begin : entry.end]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

@@ -178,9 +178,18 @@ def map_file(path: FilePath) -> memoryview:
         return memoryview(_map(stream)).toreadonly()
 
 
-def _map(stream: BinaryIO) -> mmap.mmap | bytes:
+def map_own(path: FilePath) -> memoryview | None:
+    """Return a file's bytes as memory of one's own: pages are read when they are, and written to no file. None where
+    the system cannot.
+    """
+    with open(path, "rb") as stream:
+        found = _map(stream, mmap.ACCESS_COPY)
+    return memoryview(found) if isinstance(found, mmap.mmap) else None
+
+
+def _map(stream: BinaryIO, access: int = mmap.ACCESS_READ) -> mmap.mmap | bytes:
     try:
-        return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        return mmap.mmap(stream.fileno(), 0, access=access)
     except (OSError, ValueError):
         # ValueError: an empty file. OSError: a pipe, or a file system without it (Pyodide's).
         return stream.read()

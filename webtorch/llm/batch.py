@@ -16,7 +16,7 @@ from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.llm.cache import PIECES, Cache, rewinds
 from webtorch.llm.config import Config
-from webtorch.llm.model import Model
+from webtorch.llm.model import Mixture, Model
 from webtorch.llm.sampling import Chooser, Kind, Sampling
 from webtorch.nn import functional as F
 from webtorch.tensors.tensor import Tensor
@@ -138,7 +138,10 @@ class Batch:
         self.texts = [_Text() for _ in range(texts)]
         self.waiting: deque[Run] = deque()
         self._rewinds = rewinds(config, context)
-        self._made: dict[tuple[int, int, Kind], Callable[..., Result]] = {}
+        self._made: dict[tuple[int, int, Kind, int | None], Callable[..., Result]] = {}
+        self._mixtures = [m for m in model.modules() if isinstance(m, Mixture)]
+        # Which part of a piece's tokens the busiest expert had.
+        self._busiest = 2.0 * config.num_experts_per_tok / max(config.num_experts, 1)
         self._all = webtorch.full((texts, -(-config.vocab_size // 32)), -1, dtype=webtorch.int32)
         self._all = self._all.to(self.device)
         # A step that was begun before the last one was read, with its kind, or that of which tokens follow.
@@ -324,11 +327,26 @@ class Batch:
             webtorch.tensor([len(piece) - 1]),
         )
         kind = run.kind if at + len(piece) == len(run.prompt) else Kind()
-        program = self._program(0, self._length(at + width), kind)
-        result = program(*(g.to(self.device) for g in given), self._allowed([run], kind))
+        moved = (*(g.to(self.device) for g in given), self._allowed([run], kind))
+        result = self._read(moved, width, self._length(at + width), kind)
         text.tokens += piece
         if len(text.tokens) == len(run.prompt):
             self._take(text, run, [t.tolist() for t in result], 0)
+
+    def _read(self, given: tuple[Tensor, ...], width: int, length: int, kind: Kind) -> Result:
+        """Read a piece. Each expert computes about as many of its tokens as chose the busiest one of the last piece;
+        where that was not enough, all compute all.
+        """
+        places = None
+        if self._mixtures and width > PIECES[-1]:
+            fitting = (width >> i for i in (3, 2, 1) if width >> i >= self._busiest * width)
+            places = next(fitting, None)
+        result = self._program(0, length, kind, places)(*given)
+        if places is None:
+            return result
+        wanted = int(result[-1])
+        self._busiest = wanted / width
+        return result[:-1] if wanted <= places else self._program(0, length, kind)(*given)
 
     def _step(self, live: list[_Text]) -> None:
         """Make a token of each text, and, where a device works while this waits, begin the next one."""
@@ -540,36 +558,45 @@ class Batch:
 
     # ---- programs
 
-    def _program(self, rows: int, length: int, kind: Kind) -> Callable[..., Result]:
+    def _program(
+        self, rows: int, length: int, kind: Kind, places: int | None = None
+    ) -> Callable[..., Result]:
         """Return the step that reads `length` places: of the first `rows` texts, less than 0 with drafts; 0: of a piece
-        of one; _READ: of a piece for the model that drafts.
+        of one, with as many places of each expert; _READ: of a piece for the model that drafts.
         """
-        found = self._made.get((rows, length, kind))
+        found = self._made.get((rows, length, kind, places))
         if found is None:
             if rows == _READ:
                 found = self._of_reading(length)
             elif rows < 0:
                 found = self._of_drafts(-rows, length, kind)
             elif rows == 0:
-                found = self._of_piece(length, kind)
+                found = self._of_piece(length, kind, places)
             else:
                 found = self._of_rows(rows, length, kind)
             found = compiled(found) if self.compile else found
-            self._made[rows, length, kind] = found
+            self._made[rows, length, kind, places] = found
         return found
 
-    def _of_piece(self, length: int, kind: Kind) -> Callable[..., Result]:
-        model, cache, chooser = self.model, self.cache, self.chooser
+    def _of_piece(self, length: int, kind: Kind, places: int | None) -> Callable[..., Result]:
+        model, cache, chooser, mixtures = self.model, self.cache, self.chooser, self._mixtures
 
         @no_grad()
         def step(
             tokens: Tensor, at: Tensor, row: Tensor, wanted: Tensor, allowed: Tensor
         ) -> Result:
+            for mixture in mixtures:
+                mixture.places = places
             logits = model(tokens, at, cache, wanted, length, row)[:, 0]
             place = at.index_select(1, wanted)[:, 0] + 1
-            return chooser.choose(
-                kind, logits, row, place, webtorch.ones_like(place).float(), allowed
-            )
+            one = webtorch.ones_like(place).float()
+            chosen = chooser.choose(kind, logits, row, place, one, allowed)
+            if places is None:
+                return chosen
+            told = [m.wanted for m in mixtures if m.wanted is not None]
+            for mixture in mixtures:
+                mixture.places = mixture.wanted = None
+            return (*chosen, webtorch.stack(told).amax())
 
         return step
 

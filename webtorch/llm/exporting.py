@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -15,7 +16,7 @@ from urllib.parse import urlsplit
 
 from webtorch.autograd.grad_mode import no_grad
 from webtorch.functions import public as webtorch
-from webtorch.io import Tokenizer, safetensors
+from webtorch.io import SentencePiece, Tokenizer, safetensors
 from webtorch.io.gguf import GGUFReader
 from webtorch.io.safetensors import FilePath
 from webtorch.llm.batch import LEAST
@@ -205,10 +206,16 @@ def _place(reader: GGUFWeights, state: str) -> dict[str, Any]:
 def _tokenizer(language: LanguageModel) -> dict[str, Any]:
     """Return what the page's tokenizer is made of."""
     found = language.tokenizer
-    if not isinstance(found, Tokenizer):
-        raise ModelError(
-            "a page reads tokenizers of byte-level BPE; this file's is SentencePiece's"
-        )
+    if isinstance(found, SentencePiece):
+        if found.unigram or found.merges is not None:
+            raise ModelError(
+                "a page reads tokenizers of BPE; this file's is SentencePiece's unigram"
+            )
+        return {
+            "tokens": found.tokens, "scores": found.scores, "special": found.special, "kept": sorted(found.kept),
+            "before": found.before, "prefix": bool(found.prefix), "unknown": found.unknown,
+        }  # fmt: skip
+    assert isinstance(found, Tokenizer)
     known = {n: t for t, n in (*found.vocab.items(), *found.special.items())}
     return {
         "tokens": [known.get(i, "") for i in range(len(found))], "merges": [f"{a} {b}" for a, b in found.merges],
@@ -265,8 +272,17 @@ def _chat(language: LanguageModel) -> dict[str, Any]:
         raise TemplateError(
             "the chat template writes longer conversations otherwise: a page cannot follow it"
         )
+    # Before and behind what the model is told first; None: the template has no place for it.
+    system: list[str] | None = None
+    with contextlib.suppress(TemplateError):
+        told = [{"role": "system", "content": marks[0]}, {"role": "user", "content": marks[1]}]
+        found = re.split(
+            "|".join(marks), render(language.template or DEFAULT, told, **language.names)
+        )
+        system = found[:2] if len(found) == 3 and found[2] == last else None
     return {
-        "first": first, "between": between, "again": again, "last": last, "begins": language.template is None,
+        "system": system, "first": first, "between": between, "again": again, "last": last,
+        "begins": language.template is None,
     }  # fmt: skip
 
 

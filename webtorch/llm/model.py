@@ -228,8 +228,13 @@ class Mixture(Module):
     """Each token goes through the few experts that a router gives it (Shazeer et al., 2017).
 
     One token reads the weights of its experts only. Of more tokens every expert computes all, and what is not
-    chosen counts for nothing: no shape follows from data, so the program is one.
+    chosen counts for nothing: no shape follows from data, so the program is one. With `places` each computes as many
+    of those that chose it; `wanted` is then how many there are at most, and what was computed is only right if that is
+    no more than `places`.
     """
+
+    places: int | None = None
+    wanted: Tensor | None = None
 
     def __init__(self, config: Config) -> None:
         """Make the router and the experts."""
@@ -253,6 +258,8 @@ class Mixture(Module):
         if rows.shape[0] == 1:
             found = self.experts(rows.unsqueeze(0), which[0])  # (used, 1, width)
             out = (top.t().unsqueeze(-1) * found).sum(0)
+        elif self.places is not None and self.places < rows.shape[0]:
+            out = self._gathered(rows, top, which, self.places)
         else:
             weights = webtorch.zeros_like(chances, dtype=x.dtype).scatter(-1, which, top)
             found = self.experts(rows.unsqueeze(0), None)  # (experts, rows, width)
@@ -260,6 +267,23 @@ class Mixture(Module):
         if self.has_shared:
             out = out + webtorch.sigmoid(self.shared_gate(rows)) * self.shared(rows)
         return out.view_as(x)
+
+    def _gathered(self, rows: Tensor, top: Tensor, which: Tensor, places: int) -> Tensor:
+        """Return what experts make of the rows that chose them, `places` of each."""
+        count, experts = rows.shape[0], self.router.out_features
+        chosen = webtorch.zeros(count, experts, device=rows.device, dtype=webtorch.int64)
+        sums = chosen.scatter(1, which, webtorch.ones_like(which)).cumsum(0)
+        self.wanted = sums[-1].amax()
+        rank = sums.gather(1, which) - 1  # of a row among those of its expert
+        spare = experts * places
+        slots = webtorch.where(rank < places, which * places + rank, spare)
+        here = webtorch.arange(count, device=rows.device).unsqueeze(1).expand_as(slots)
+        table = webtorch.zeros(spare + 1, dtype=webtorch.int64, device=rows.device)
+        table = table.scatter(0, slots.flatten(), here.flatten())
+        taken = rows.index_select(0, table[:spare]).unflatten(0, (experts, places))
+        found = self.experts(taken, None).flatten(0, 1)
+        each = found.index_select(0, slots.clamp(max=spare - 1).flatten()).unflatten(0, slots.shape)
+        return (top.unsqueeze(-1) * each).sum(1)
 
 
 class Layer(Module):

@@ -7,12 +7,13 @@ cut into equal steps; numbers are rounded by adding a half and cutting off.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import float16, float32, int32, uint8
-from webtorch.ops.blocks import E2M1, FORMATS
+from webtorch.ops.blocks import E2M1, FORMATS, NF4
 from webtorch.quantization.tensor import PackedTensor
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
@@ -126,18 +127,29 @@ def _mxfp4(x: Tensor) -> Tensor:
     return webtorch.cat([e.to(uint8), _nibbles(q.to(int32))], -1)
 
 
+@packs("NF4")
+def _nf4(x: Tensor) -> Tensor:
+    absmax = x.abs().amax(-1, keepdim=True)
+    scaled, q = x * (1.0 / absmax.clamp(min=1e-38)), webtorch.zeros_like(x, dtype=int32)
+    for a, b in itertools.pairwise(NF4):
+        q = q + (scaled > (a + b) / 2).to(int32)
+    return webtorch.cat([absmax.view(uint8), together(q, (2, 32), (4, 0))], -1)
+
+
 # Elements that are packed at a time: what is computed with takes some times their memory.
 _AT_ONCE = 1 << 22
 
 
 def quantize(input: Tensor, format: str) -> PackedTensor:
     """Return a tensor of floats (*, columns) packed in a format: the bytes that the gguf package's `quantize` gives,
-    and for formats that it does not write those of llama.cpp's quantize, but where two scales are as good.
+    and for formats that it does not write those of llama.cpp's quantize, but where two scales are as good; NF4 as
+    bitsandbytes' `quantize_4bit`.
 
     The result is on the input's device and stands for its dtype. No gradients.
 
-    Raises ValueError for a format that nothing is packed in here (Q8_K is read only) and for columns that blocks do not
-    fill, DTypeError for other types than floats, ShapeError for a tensor without dimensions.
+    Raises ValueError for a format that nothing is packed in here (Q8_K, FP4 and the groups INT4_* and INT8_* are read
+    only) and for columns that blocks do not fill, DTypeError for other types than floats, ShapeError for a tensor
+    without dimensions.
     """
     if format not in PACKING:
         raise ValueError(f"quantize: {format!r} is not written here; {', '.join(PACKING)} are")

@@ -40,9 +40,10 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
     if holders is None:
         return False
     with runtime.lock:
-        if runtime.capturing:
+        if runtime.recording is not None and runtime.capturing:
             return False
-        runtime.realize()
+        if runtime.pending or runtime.apart or runtime.arriving:
+            runtime.realize()
         group = group_for(run, program)
         rest = None if group is None else group.buffers
         found, donated = _inputs(run, program, group)
@@ -250,7 +251,9 @@ def _inputs(
         node: Node | None
         if origin[0] == "external":
             storage = externals[origin[1]]._storage
-            node = value_of(storage)
+            # As `value_of` does, without a frame.
+            resting = storage.resting
+            node = storage.node if resting is None else resting[0]
         else:
             storage, node = _at(run, origin)
         if (

@@ -235,7 +235,8 @@ class Follower:
 
     def begin(self, followed: bool = False) -> None:
         """Begin a run, where something has been computed."""
-        self.run.end()
+        if self.run.noted:
+            self.run.end()
         if self.unfinished:
             self.drop_unfinished()
         if self.asides:

@@ -114,8 +114,9 @@ class Step:
 
     def program_for(self, given: Mapping[int, float]) -> Program | None:
         """Return the program that was recorded with numbers that decide as these do."""
-        if self.program is not None and not self.program.decides(given):
-            self.aside.append(self.program)
+        program = self.program
+        if program is not None and program.given.decided and not program.decides(given):
+            self.aside.append(program)
             self.program = next((p for p in self.aside if p.decides(given)), None)
             self.aside = [p for p in self.aside if p is not self.program][-_MOST_ASIDE:]
         return self.program

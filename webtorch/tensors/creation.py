@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, uint8
 from webtorch.ir.graph import Node
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.runtime.realize import Runtime
@@ -40,8 +40,10 @@ def without_data(shape: tuple[int, ...], dtype: DType, runtime: Runtime) -> Tens
     return Tensor._from_node(Node.in_memory(shape, dtype), runtime)
 
 
-def from_array(array: Any, dtype: DType) -> Tensor:
-    """Return a CPU tensor on the memory of a NumPy array of that dtype. Strides must not be negative."""
+def from_array(array: Any, dtype: DType, lent: bool = True) -> Tensor:
+    """Return a CPU tensor on the memory of a NumPy array of that dtype, which others may see, if it is `lent`. Strides
+    must not be negative.
+    """
     if dtype.is_complex:
         part = dtype.to_real()
         return complex_of(from_array(array[..., None].view(part.name), part))
@@ -53,8 +55,19 @@ def from_array(array: Any, dtype: DType) -> Tensor:
     whole = is_contiguous(shape, strides)
     # Memory in another order is flat, and seen through strides.
     node = Node.in_memory(shape if whole else (buffer.elements,), dtype, buffer)
-    runtime.lend(node, buffer.is_seen)
+    if lent:
+        runtime.lend(node, buffer.is_seen)
     return Tensor._from_storage(Storage(node, runtime), shape, strides, 0, whole)
+
+
+def on_memory(memory: memoryview) -> Tensor:
+    """Return a flat CPU tensor of bytes on memory that is written by nobody else: a copy where there is no NumPy."""
+    try:
+        import numpy
+
+        return from_array(numpy.frombuffer(memory, numpy.uint8), uint8, lent=False)
+    except ImportError:
+        return from_bytes(memory, (memory.nbytes,), uint8, "cpu")
 
 
 def from_bytes(

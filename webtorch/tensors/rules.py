@@ -160,20 +160,19 @@ class _Rule:
         turns = self.is_real and (has_complex or any(r.dtype.is_complex for r in results))
         gaps = None if len(needs) == len(edges) else tuple([e is not None for e in edges])
         places = tuple([i for i, _ in tensors if chosen.reads[i]])
-        inner = self.layout is not None and self._has_inner_channels(self.layout, tensors)
+        # Whether their gradients have their channels innermost, as the results.
+        inner = False
+        if self.layout is not None:
+            for _, a in tensors:
+                if not a._whole:
+                    inner = self.layout.wanted(tuple([(x._shape, x._strides) for _, x in tensors]))
+                    break
         static = _Static(chosen, tuple(values), places, gaps, turns, inner)
         if self.bias_first and len(edges) == 3:
             edges = [edges[2], *edges[:2]]
         fn = GradFn(self.title, tuple(edges), self._run, saved, static)
         for number, result in enumerate(results):
             set_history(result, fn, number)
-
-    @staticmethod
-    def _has_inner_channels(layout: ChannelsLastAs, tensors: Sequence[tuple[int, Tensor]]) -> bool:
-        """Whether the operands' gradients have their channels innermost, as the results."""
-        if all(a._whole for _, a in tensors):
-            return False
-        return layout.wanted(tuple([(a._shape, a._strides) for _, a in tensors]))
 
     def save_too(self, result: Tensor, rest: Sequence[Tensor]) -> None:
         """Save results that have no gradient, such as places: that one of them is written in place is an error."""

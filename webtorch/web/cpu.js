@@ -114,7 +114,7 @@ export async function openEngine(tools, program, weights, files) {
         this.bytes.set(new Uint8Array(constants, at, length), address);
         at += length;
       }
-      this.write(weights, "weights.safetensors");
+      this.begin(weights);
       for (const [name, description] of Object.entries(this.program.functions)) {
         this.add(name, { call: (inputs, options) => this.call(name, description, inputs, options), profile: (inputs) => this.profile(name, description, inputs) });
       }
@@ -246,9 +246,9 @@ export async function openEngine(tools, program, weights, files) {
 
     // --- state ---
 
-    put(contents) {
+    put(i, bytes) {
       const { cpu, states } = this.program;
-      contents.forEach((bytes, i) => this.fill(cpu.states[i], bytes, states[i].dtype));
+      this.fill(cpu.states[i], bytes, states[i].dtype);
     }
 
     async state() {

@@ -1,5 +1,5 @@
 /**
- * webtorch runtime: runs what webtorch.export wrote, on WebGPU. One file, no dependencies, no eval.
+ * Runs what webtorch.export wrote, on WebGPU. One file, no dependencies, no eval.
  *
  *   import { load } from "./runtime.js";
  *   const m = await load("./");
@@ -13,19 +13,19 @@
 
 const FORMAT = "webtorch program";
 const VERSION = 2;
-// What webtorch.export puts here ties this file to program.json.
+// Ties this file to program.json.
 const RUNTIME = "";
 // Sets of memory for which a function keeps its bind groups: buffers that are exchanged at each call alternate between two.
 const PLANS = 16;
 const WORKER = "webtorch runtime";
-// Calls that the device has at once: enough that it never waits for the page, few enough that newer ones can overtake.
+// Calls that the device has at once: enough that it never waits for the page, few enough that newer ones overtake.
 const AHEAD = 3;
 // How often, in milliseconds, the state is kept for when the device is lost. What is large is kept less often.
 const KEEP = 10_000;
 const LARGE = 64 << 20;
 const DATABASE = "webtorch";
 
-/** What went wrong, in words for the page's user. */
+/** What went wrong, in words. */
 export class WebtorchError extends Error {
   constructor(message, options) {
     super(message, options);
@@ -446,14 +446,14 @@ function argumentValues(model, { args, numbers }, inputs) {
   });
 }
 
-/** Return the error that a kernel reported: of an index, or (dimension -1) a rule's text. */
+/** Return the error that a kernel reported: of an index, or a rule's text. */
 function indexError(sites, site, value) {
   const [op, dim, size, line] = sites[site - 1] ?? ["an operation", 0, "?", ""];
   const text = dim < 0 ? op : `${op}: index ${value} is out of bounds for dimension ${dim} with size ${size}`;
   return new WebtorchError(`${text}${line ? ` (${line})` : ""}`);
 }
 
-/** Return the bytes of every state, from tensors of a file. All are checked. */
+/** Return the bytes of states, from tensors of a file. */
 function stateContents(states, tensors, what) {
   return states.map(({ name, dtype, shape }) => {
     const tensor = tensors[name];
@@ -737,7 +737,12 @@ class Opened {
 
   /** @internal Everything is checked before any of it is written. */
   write(tensors, what) {
-    this.put(stateContents(this.program.states, tensors, what));
+    stateContents(this.program.states, tensors, what).forEach((bytes, i) => this.put(i, bytes));
+  }
+
+  /** @internal One by one: they may be read as they are wanted. */
+  begin(tensors) {
+    this.program.states.forEach((s, i) => this.put(i, stateContents([s], tensors, "weights.safetensors")[0]));
   }
 }
 
@@ -782,13 +787,13 @@ export class Engine extends Opened {
     }
     const short = await device.popErrorScope();
     if (short) throw new WebtorchError(`There is not enough graphics memory for the program: ${short.message}`);
-    this.write(weights, "weights.safetensors");
+    this.begin(weights);
     return this;
   }
 
   /** @internal */
-  put(contents) {
-    contents.forEach((bytes, i) => bytes.length && this.device.queue.writeBuffer(this.states[i].buffer, 0, bytes));
+  put(i, bytes) {
+    if (bytes.length) this.device.queue.writeBuffer(this.states[i].buffer, 0, bytes);
   }
 
   /** @internal */
@@ -1324,7 +1329,6 @@ export class Model {
   }
 }
 
-/** Return the value of a setting: the first of several parameter groups. */
 const settingOf = (settings, name) => settings[name] ?? settings[Object.keys(settings).find((key) => key.endsWith(`.${name}`))];
 
 /** Return the full names of a setting. Throws where there is none, or the value is no number. */

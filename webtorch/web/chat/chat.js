@@ -20,7 +20,7 @@ function bubble(role, text) {
   item.className = role;
   item.textContent = text;
   $("talk").append(item);
-  item.scrollIntoView({ block: "end" });
+  scrollTo(0, document.body.scrollHeight);
   return item;
 }
 
@@ -39,7 +39,7 @@ function send() {
   bubble("user", text);
   answer = bubble("assistant", "");
   busy(true);
-  post("ask", { messages, temperature: Number($("temperature").value) });
+  post("ask", { messages, told: $("told").value.trim(), temperature: Number($("temperature").value) });
 }
 
 /** The answer is whole: it belongs to the conversation. */
@@ -66,13 +66,14 @@ worker.onmessage = ({ data }) => {
     ready = true;
     $("progress").hidden = $("file").hidden = true;
     $("form").hidden = $("forget").hidden = false;
+    $("first").hidden = !data.told;
     const where = `On ${data.device}${data.reason ? `, as ${data.reason}` : ""}.`;
     if (data.right) show(where);
     else show(`${where} Its first tokens are not those of the processor where this page was made: answers may be wrong.`, true);
     $("text").focus();
   }
   if (data.piece !== undefined && answer) {
-    const low = innerHeight + scrollY > document.body.scrollHeight - 80;
+    const low = innerHeight + scrollY > document.body.scrollHeight - 160;
     answer.append(data.piece);
     if (low) scrollTo(0, document.body.scrollHeight);
   }

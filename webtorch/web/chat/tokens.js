@@ -1,4 +1,4 @@
-/** Byte-level BPE, as webtorch.io.Tokenizer has it: text to numbers, and numbers to bytes. */
+/** Text to numbers, and numbers to bytes: byte-level BPE as webtorch.io.Tokenizer has it, and the BPE of webtorch.io.SentencePiece. */
 
 /** Return the letter of each byte in a vocabulary: printable ones are themselves, others follow 255 (Radford et al., 2019). */
 function lettersOfBytes() {
@@ -15,33 +15,57 @@ const LETTERS = lettersOfBytes();
 const BYTES = new Map(LETTERS.map((letter, byte) => [letter, byte]));
 const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 
-export class Tokenizer {
-  /** `data` is tokenizer.json of the page: tokens by number, merges in order, the pattern, special tokens by text. */
-  constructor({ tokens, merges, pattern, special, kept, before, whole, prefix }) {
+const SPACE = "\u2581";
+
+/** What both kinds have: special tokens are found in the text, and what is between them is encoded. */
+class Tokens {
+  constructor({ tokens, special, kept, before }, written) {
     this.tokens = tokens;
     this.special = new Map(Object.entries(special));
     this.named = new Map([...this.special].map(([text, number]) => [number, text]));
-    this.hidden = new Set([...this.special].filter(([text]) => !kept.includes(text)).map(([, number]) => number));
+    this.kept = new Set(kept);
+    this.hidden = new Set([...this.special].filter(([text]) => !this.kept.has(text)).map(([, number]) => number));
     this.vocab = new Map();
-    tokens.forEach((text, number) => this.named.has(number) || this.vocab.set(text, number));
-    this.ranks = new Map(merges.map((pair, rank) => [pair, rank]));
-    this.pattern = new RegExp(pattern, "gu");
-    const names = [...this.special.keys()].sort((a, b) => b.length - a.length);
+    this.before = before.map((name) => this.special.get(name));
+    // What stands in a text for each.
+    this.written = new Map([...this.special].map(([text, number]) => [this.kept.has(text) ? written(text) : text, number]));
+    const names = [...this.written.keys()].sort((a, b) => b.length - a.length);
     this.marks = names.length ? new RegExp(`(${names.map(escaped).join("|")})`, "u") : null;
-    Object.assign(this, { before, whole, prefix, known: new Map() });
+    this.said = written;
   }
 
   encode(text, begins) {
-    const out = begins ? this.before.map((name) => this.special.get(name)) : [];
+    const out = begins ? [...this.before] : [];
     const parts = this.marks ? text.split(this.marks) : [text];
     parts.forEach((part, i) => {
-      if (i % 2) out.push(this.special.get(part));
-      else if (part) {
-        const whole = this.prefix && !/^\s/u.test(part) ? ` ${part}` : part;
-        for (const [piece] of whole.matchAll(this.pattern)) out.push(...this.piece(piece));
-      }
+      if (i % 2) out.push(this.written.get(part));
+      else if (part) for (const number of this.part(part, i === 0)) out.push(number);
     });
     return out;
+  }
+
+  /** Return the bytes of a token; those of special tokens that are no text are none. */
+  bytes(number) {
+    if (this.hidden.has(number)) return new Uint8Array();
+    const name = this.named.get(number);
+    return name === undefined ? this.plain(this.tokens[number] ?? "") : new TextEncoder().encode(this.said(name));
+  }
+}
+
+export class Tokenizer extends Tokens {
+  /** `data` is tokenizer.json of the page: tokens by number, merges in order, the pattern, special tokens by text. */
+  constructor(data) {
+    super(data, (text) => text);
+    const { tokens, merges, pattern, whole, prefix } = data;
+    tokens.forEach((text, number) => this.named.has(number) || this.vocab.set(text, number));
+    this.ranks = new Map(merges.map((pair, rank) => [pair, rank]));
+    this.pattern = new RegExp(pattern, "gu");
+    Object.assign(this, { whole, prefix, known: new Map(), strips: false });
+  }
+
+  part(text) {
+    const whole = this.prefix && !/^\s/u.test(text) ? ` ${text}` : text;
+    return Array.from(whole.matchAll(this.pattern)).flatMap(([piece]) => this.piece(piece));
   }
 
   piece(text) {
@@ -76,11 +100,101 @@ export class Tokenizer {
     return parts;
   }
 
-  /** Return the bytes of a token; those of special tokens that are no text are none. */
-  bytes(number) {
-    if (this.hidden.has(number)) return new Uint8Array();
-    const name = this.named.get(number);
-    if (name !== undefined) return new TextEncoder().encode(name);
-    return Uint8Array.from(Array.from(this.tokens[number] ?? ""), (letter) => BYTES.get(letter) ?? 63);
+  plain(token) {
+    return Uint8Array.from(Array.from(token), (letter) => BYTES.get(letter) ?? 63);
   }
 }
+
+/** A heap of [cost, place, ...]: the least cost first, of equal ones the place on the left. */
+class Waiting {
+  constructor() {
+    this.items = [];
+  }
+
+  less(i, j) {
+    const [a, b] = [this.items[i], this.items[j]];
+    return a[0] < b[0] || (a[0] === b[0] && a[1] < b[1]);
+  }
+
+  swap(i, j) {
+    [this.items[i], this.items[j]] = [this.items[j], this.items[i]];
+  }
+
+  push(item) {
+    let i = this.items.push(item) - 1;
+    for (let above = (i - 1) >> 1; i > 0 && this.less(i, above); above = (i - 1) >> 1) {
+      this.swap(i, above);
+      i = above;
+    }
+  }
+
+  pop() {
+    const [first] = this.items;
+    const last = this.items.pop();
+    if (this.items.length) this.items[0] = last;
+    for (let i = 0; ; ) {
+      let least = i;
+      for (const below of [2 * i + 1, 2 * i + 2]) if (below < this.items.length && this.less(below, least)) least = below;
+      if (least === i) return first;
+      this.swap(i, least);
+      i = least;
+    }
+  }
+}
+
+export class Pieces extends Tokens {
+  /** `data` is tokenizer.json of the page: tokens and their scores by number, special tokens by text. */
+  constructor(data) {
+    super(data, (text) => text.replaceAll(SPACE, " "));
+    const { tokens, scores, prefix, unknown } = data;
+    tokens.forEach((text, number) => this.vocab.set(text, number));
+    this.byte = (value) => this.vocab.get(`<0x${value.toString(16).toUpperCase().padStart(2, "0")}>`);
+    // A space that the tokenizer puts in front of a text is no part of an answer.
+    Object.assign(this, { scores, prefix, unknown, strips: Boolean(prefix) });
+  }
+
+  part(text) {
+    const spaced = this.prefix ? ` ${text}` : text;
+    return this.joined(Array.from(spaced.replaceAll(" ", SPACE))).flatMap((piece) => {
+      const number = this.vocab.get(piece);
+      if (number !== undefined) return [number];
+      const bytes = Array.from(new TextEncoder().encode(piece), (value) => this.byte(value));
+      return bytes.includes(undefined) ? [this.unknown] : bytes;
+    });
+  }
+
+  /** Join pairs, the best first. */
+  joined(parts) {
+    const following = parts.map((_, i) => (i + 1 < parts.length ? i + 1 : -1));
+    const before = parts.map((_, i) => i - 1);
+    const waiting = new Waiting();
+    const offer = (left) => {
+      const right = left < 0 ? -1 : following[left];
+      if (right < 0) return;
+      const whole = parts[left] + parts[right];
+      const number = this.vocab.get(whole);
+      if (number !== undefined) waiting.push([-this.scores[number], left, right, whole]);
+    };
+    parts.forEach((_, left) => offer(left));
+    while (waiting.items.length) {
+      const [, left, right, whole] = waiting.pop();
+      // What was joined meanwhile is another text.
+      if (following[left] !== right || !parts[left] || parts[left] + parts[right] !== whole) continue;
+      [parts[left], parts[right]] = [whole, ""];
+      following[left] = following[right];
+      if (following[right] >= 0) before[following[right]] = left;
+      following[right] = -1;
+      offer(before[left]);
+      offer(left);
+    }
+    return parts.filter(Boolean);
+  }
+
+  plain(token) {
+    const byte = /^<0x([0-9A-Fa-f]{2})>$/.exec(token);
+    return byte ? Uint8Array.of(parseInt(byte[1], 16)) : new TextEncoder().encode(token.replaceAll(SPACE, " "));
+  }
+}
+
+/** Return the tokenizer of tokenizer.json. */
+export const tokenizerOf = (data) => (data.scores ? new Pieces(data) : new Tokenizer(data));

@@ -3,7 +3,7 @@
  * from it as they lie there, and answers. Messages: open, ask, stop, forget; see chat.js.
  */
 import { isSoftware, open, openCpu, readSafetensors, requestDevice } from "./runtime.js";
-import { Tokenizer } from "./tokens.js";
+import { tokenizerOf } from "./tokens.js";
 
 const say = (message) => globalThis.postMessage(message);
 const json = async (name) => {
@@ -241,9 +241,9 @@ class Chat {
   }
 
   /** Return the tokens of a conversation, as the file's chat template writes it. */
-  prompt(messages) {
-    const { first, between, again, last, begins } = this.about.chat;
-    let text = first;
+  prompt(messages, told) {
+    const { system, first, between, again, last, begins } = this.about.chat;
+    let text = told && system ? system[0] + told + system[1] : first;
     messages.forEach(({ role, content }, i) => {
       if (i) text += role === "user" ? again : between;
       text += content;
@@ -292,11 +292,11 @@ let chat = null;
 const about = json("model.json");
 
 async function opened(file, wanted) {
-  chat = new Chat(await about, new Tokenizer(await json("tokenizer.json")));
+  chat = new Chat(await about, tokenizerOf(await json("tokenizer.json")));
   const reason = await chat.open(file, wanted);
   say({ progress: null, text: "Trying the first tokens" });
   const right = await chat.check();
-  say({ ready: true, right, device: chat.engine.deviceName, reason });
+  say({ ready: true, right, told: Boolean(chat.about.chat.system), device: chat.engine.deviceName, reason });
 }
 
 const actions = {
@@ -323,13 +323,16 @@ const actions = {
     }
     await opened(held, device);
   },
-  async ask({ messages, temperature, most }) {
+  async ask({ messages, told, temperature, most }) {
     const decoder = new TextDecoder();
     const began = { at: 0, count: 0 };
-    const finish = await chat.generate(chat.prompt(messages), most ?? Infinity, { temperature }, (token) => {
+    let strips = chat.tokenizer.strips;
+    const finish = await chat.generate(chat.prompt(messages, told), most ?? Infinity, { temperature }, (token) => {
       began.at ||= performance.now();
       began.count += 1;
-      say({ piece: decoder.decode(chat.tokenizer.bytes(token), { stream: true }) });
+      const piece = decoder.decode(chat.tokenizer.bytes(token), { stream: true });
+      say({ piece: strips ? piece.replace(/^ /, "") : piece });
+      strips &&= !piece;
     });
     const seconds = (performance.now() - began.at) / 1000;
     say({ piece: decoder.decode(), done: finish, tokens: began.count, speed: began.count > 1 ? (began.count - 1) / seconds : 0 });

@@ -1,4 +1,4 @@
-"""Matmul, Convolution and Scan on NumPy's BLAS and ufuncs. Imports NumPy and floors 0-2."""
+"""Matmul, Convolution and Scan on NumPy's BLAS and ufuncs. Imports NumPy, floors 0-2 and modules beside it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from webtorch.ir.dtype import DType, bfloat16, float16, uint8
+from webtorch.ir.dtype import DType, bfloat16, float16, float32, uint8
 from webtorch.ir.expr import FUNCTIONS
 from webtorch.ir.kernel import Convolution, Matmul, Scan
 from webtorch.ir.reducer import REDUCERS
 from webtorch.runtime.backends.cpu.memory import Array, CpuBuffer, array_type
 from webtorch.runtime.backends.cpu.numpy_math import from_bfloat16, to_bfloat16, ufunc, view
+from webtorch.runtime.backends.cpu.threads import get_num_threads
 
 Run = Callable[..., None]
 
+# A few rows, a matrix that is large for them (elements), and the part of one that a cache holds.
+_FEW, _LARGE, _PART = 8, 1 << 18, 1 << 17
 # Scratch for unfolded images, in bytes: large enough for BLAS, small enough to stay in cache.
 _SCRATCH = 8 << 20
 
@@ -66,6 +69,41 @@ def matmul(routine: Matmul) -> Run:
         else:
             product = np.matmul(widen(a, types[0]), widen(b, types[1]))
             out.reshape(out_shape)[...] = narrow(product, types[2])
+
+    return run
+
+
+def is_few_rows(routine: Matmul) -> bool:
+    """Whether it is a few float32 rows by a large matrix that lies as a layer's weight does."""
+    batch, m, left, right = simplified(routine)
+    n, k = routine.n, routine.k
+    return (
+        not batch
+        and 2 <= m <= _FEW
+        and n * k >= _LARGE
+        and left[1] == right[0] == 1
+        and right[1] >= k
+        and all(b.dtype is float32 for b in routine.buffers[:3])
+    )
+
+
+def few_rows(routine: Matmul) -> Run:
+    """Return a function of (left, right, out) flat arrays: parts of the matrix that stay in the second-level cache
+    times each row. A product of matrices would copy all of it first.
+    """
+    _, m, left_strides, right_strides = simplified(routine)
+    n, k = routine.n, routine.k
+
+    def run(left: Array, right: Array, out: Array) -> None:
+        """Multiply."""
+        a = view(left, routine.left_offset, (m, k), left_strides)
+        b = view(right, routine.right_offset, (n, k), right_strides[::-1])
+        results = out.reshape(m, n)
+        part = max(_PART // k, 16) * get_num_threads()
+        for begin in range(0, n, part):
+            lines = b[begin : begin + part]
+            for row, result in zip(a, results):
+                np.dot(lines, row, out=result[begin : begin + part])
 
     return run
 

@@ -549,6 +549,8 @@ def runner(routine: Routine, varying: bool = False) -> Runner:
                 found = ProductRunner(routine, varying)
             case Matmul() if (plan := smallproduct.plan(routine)) is not None:
                 found = SmallProductRunner(routine, plan)
+            case Matmul() if contraction.is_few_rows(routine):
+                found = ArrayRunner(routine, contraction.few_rows(routine))
             case Matmul() if gemm.suits(routine):
                 found = BufferRunner(routine, gemm.matmul(routine))
             case Matmul():
