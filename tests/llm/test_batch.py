@@ -172,6 +172,26 @@ def test_steps_that_are_begun_before_the_last_is_read() -> None:
     assert [began + list(first), second + list(other)] == wanted
 
 
+def test_one_who_is_interrupted_leaves_others_as_they_were() -> None:
+    batch = Batch(small("cpu"), 64, texts=2, compile=False)
+    wanted = [list(batch.generate(p, 9, GREEDY)) for p in ([5, 9, 77], [3, 12])]
+    other = batch.generate([3, 12], 9, GREEDY)
+    began = [next(other)]
+    take, calls = batch._take, iter(range(99))
+
+    def interrupted(*given: Any) -> None:
+        """Take a token, but not the fourth."""
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        take(*given)
+
+    batch._take = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        list(batch.generate([5, 9, 77], 9, GREEDY))
+    assert list(batch.generate([5, 9, 77], 9, GREEDY)) == wanted[0]
+    assert began + list(other) == wanted[1] and batch.running == 0
+
+
 def test_drafts_change_no_answer() -> None:
     model, draft = small("cpu"), small("cpu", 0.02)
     prompts = [TOKENS[0], TOKENS[0][::-1]]

@@ -375,8 +375,6 @@ class Batch:
         said = [t.tolist() for t in result[:-1]]
         for row, (text, run) in enumerate(zip(self.texts, runs, strict=False)):
             if run is not None:
-                assert run.last is not None
-                text.tokens.append(run.last)
                 self._take(text, run, said, row)
 
     def _rows(self, wanted: int) -> int:
@@ -449,8 +447,6 @@ class Batch:
             if run is None:
                 continue
             for i, token in enumerate(chosen[row]):
-                assert run.last is not None
-                text.tokens.append(run.last)
                 self._take(text, run, [[[token]]], 0)
                 if run.ended or i == DRAFTS or drafts[row][i] != token:
                     break
@@ -540,6 +536,7 @@ class Batch:
         if run.ended:
             return
         if number in run.stop:
+            text.tokens += [] if run.last is None else [run.last]
             run.ended, run.finish = True, "stop"
             return
         if run.told:
@@ -550,8 +547,10 @@ class Batch:
         except WebtorchError as error:
             run.error, run.ended = error, True
             return
-        run.last = number
-        run.made += 1
+        # At once: who is interrupted here (Ctrl+C) leaves the texts of others as they were.
+        if run.last is not None:
+            text.tokens.append(run.last)
+        run.last, run.made = number, run.made + 1
         run.out.append(number)
         if over or run.made >= run.most or len(text.tokens) >= self.context:
             run.ended, run.finish = True, "stop" if over else "length"

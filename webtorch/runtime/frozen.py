@@ -187,9 +187,6 @@ def glance(owners: Sequence[Value], most: float = math.inf) -> Glance | None:
                     writes = writes or node.attrs[0].writes
             else:
                 kind = node.kind
-                if kind == "arriving":
-                    # Data by the time when the program runs.
-                    inputs.append(node)
                 parts += (kind, node.attrs, node.shape, node.dtype)
                 for s in srcs:
                     parts += (s.dtype, s.shape)
@@ -198,7 +195,8 @@ def glance(owners: Sequence[Value], most: float = math.inf) -> Glance | None:
             for s in srcs:
                 n = number.get(s)
                 if n is None:
-                    if s.kind == "buffer":
+                    # What is yet to come is data by the time when the program runs.
+                    if s.kind == "buffer" or s.kind == "arriving":
                         n = number[s] = ~len(inputs)
                         inputs.append(s)
                     else:
