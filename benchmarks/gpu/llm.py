@@ -119,7 +119,9 @@ def main() -> None:
     started = time.perf_counter()
     model, nbytes = build(options.shape, getattr(webtorch, options.dtype))
     made = time.perf_counter() - started
-    print(f"{options.shape}, {options.dtype}: {nbytes / 1e9:.2f} GB of weights, made in {made:.0f} s")
+    print(
+        f"{options.shape}, {options.dtype}: {nbytes / 1e9:.2f} GB of weights, made in {made:.0f} s"
+    )
     batch = Batch(model, options.prompt + 2 * options.tokens + 64, 1, webtorch.float16)
     rng = np.random.default_rng(0)
     vocabulary = model.config.vocab_size
