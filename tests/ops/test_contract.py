@@ -418,3 +418,10 @@ def test_a_bias_of_another_type_is_added_where_pytorch_adds_it() -> None:
         assert out.sum().item() == 150
         with pytest.raises(RuntimeError, match="dtype"):
             lib.nn.functional.linear(x, w, bias)
+
+
+@pytest.mark.filterwarnings("ignore:torch.chain_matmul is deprecated")
+def test_a_product_of_no_matrices_is_refused() -> None:
+    for lib in (torch, webtorch):
+        with pytest.raises(RuntimeError, match=r"chain_matmul\(\): Expected one or more matrices"):
+            lib.chain_matmul()

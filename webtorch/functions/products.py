@@ -120,6 +120,8 @@ def chain_matmul(*matrices: Any) -> Tensor:
         if len(matrices) == 1 and isinstance(matrices[0], (list, tuple))
         else list(matrices)
     )
+    if not given:
+        raise RuntimeError("chain_matmul(): Expected one or more matrices")
     return given[0] if len(given) == 1 else multi_dot(given)
 
 
