@@ -157,8 +157,11 @@ def _measure(form: _Form, size: str, device: str, ours: bool, ends: float) -> No
     started = time.perf_counter()
     step = _Step(form, size, device, ours)
     warm, turns, count = _SIZES[size][3:]
-    for _ in range(warm):
+    for number in range(warm):
         step()
+        if number % count == 0:
+            # As turns begin: what comes after it is other programs, which are compiled here and not in the first turn.
+            _synchronize()
     _synchronize()
     ready = time.perf_counter() - started
     step.clear()
