@@ -330,7 +330,8 @@ def test_kernels_of_a_marked_dimension_are_compiled_for_all_sizes(device: str) -
         cache = runtime_for(device, 0).backend.pipelines._pipelines
         return sum("struct Sizes" in source for source, *_ in cache)
 
-    sizes = (17, 18, 20, 25, 31, 32, 33, 34, 36, 62)
+    # From some 50 on a software adapter takes other kernels, with tiles, for products too.
+    sizes = (17, 18, 20, 25, 31, 32, 33, 34, 36, 42)
     for size in sizes[:4]:
         check(size)
     before = compiled() if device == "webgpu" else 0
