@@ -59,7 +59,7 @@ class ShapeProp(Interpreter):
             ) from error
         tensors = 0
 
-        def look(value: object) -> Any:
+        def look(value: object) -> object:
             nonlocal tensors
             if not isinstance(value, Tensor):
                 return value
