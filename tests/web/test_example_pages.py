@@ -63,8 +63,10 @@ def test_words_are_heard_and_how_one_speaks_is_learned(opened: Any, page: Page) 
     before = page.run(script)
     # The rest is that nothing was said.
     assert len(before) == 8 and sum(before) <= 104
-    page.page.click("#teach button >> nth=2")
-    page.until("document.getElementById('taught').textContent.includes('1 sound')")
+    # Whole percents: of a network of a few steps one sound may be less than one.
+    for count in ("1 sound ", "2 sounds", "3 sounds"):
+        page.page.click("#teach button >> nth=2")
+        page.until(f"document.getElementById('taught').textContent.includes('{count}')")
     assert page.run(script)[2] > before[2]
     page.page.click("#forget")
     page.until("document.getElementById('forget').disabled")

@@ -44,8 +44,9 @@ EXAMPLES = {
     "siren": "SIREN: a network becomes a picture",
     "basics": "First steps",
 }
-# Neither PyTorch nor TensorBoard nor a command line is in a page: what needs them is left out.
-_LEFT_OUT = {"__pycache__", "pytorch", "cli", "tensorboard.py"}
+# Neither PyTorch nor TensorBoard nor a command line is in a page, nor are the files of language models
+# (`webtorch.llm.export` writes a page for one): what needs them is left out.
+_LEFT_OUT = {"__pycache__", "pytorch", "cli", "llm", "tensorboard.py"}
 
 
 class PyodideMissingError(WebtorchError):
