@@ -112,7 +112,7 @@ class BackwardTap:
     outputs' identity first, then the module, then the inputs' identity, where both sides are known.
     """
 
-    def __init__(self, module: Any, hooks: list[Hook], pre_hooks: list[Hook]) -> None:
+    def __init__(self, module: object, hooks: list[Hook], pre_hooks: list[Hook]) -> None:
         """Remember whose gradients to show, and to whom."""
         self.module = module
         self.hooks = hooks
@@ -143,7 +143,7 @@ class BackwardTap:
 
     @staticmethod
     def _tap(
-        values: tuple[object, ...], receive: Callable[[Any], Any]
+        values: tuple[object, ...], receive: Callable[[Any], object]
     ) -> tuple[tuple[Any, ...], list[int] | None]:
         """Return `values` with gradient-needing tensors tapped, and where those stand."""
         if not webtorch.is_grad_enabled():

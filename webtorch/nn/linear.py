@@ -20,7 +20,7 @@ __all__ = ["Bilinear", "Identity", "Linear"]
 class Identity(Module):
     """Return the input; arguments of the constructor are ignored."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         """Ignore every argument."""
         super().__init__()
 

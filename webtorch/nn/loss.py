@@ -560,7 +560,7 @@ class LinearCrossEntropyLoss(_WeightedLoss):
         weight: Tensor | None = None,
         ignore_index: int | None = None,
         label_smoothing: float = 0.0,
-        options: Any = None,
+        options: object = None,
     ) -> None:
         """Make the linear layer; `out_features` are further dimensions of the target."""
         if weight is not None and tuple(weight.shape) != (num_classes,):

@@ -92,7 +92,7 @@ class Module:
     _modules: dict[str, Module | None]
     _non_persistent_buffers_set: set[str]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         """Make the empty tables of parameters, buffers, submodules and hooks."""
         if not self.call_super_init:
             if kwargs:

@@ -187,7 +187,7 @@ def summed_over(g: Tensor, kept: Iterable[int]) -> Tensor:
     return g
 
 
-def one_by_one(names: Sequence[str], function: Callable[..., Any]) -> Callable[..., Any]:
+def one_by_one(names: Sequence[str], function: Callable[..., object]) -> Callable[..., Any]:
     """Return a function that is called for each example where a tensor of these parameters is mapped over."""
     parameters = [*inspect.signature(function).parameters]
     places = [(parameters.index(name), name) for name in names]

@@ -337,7 +337,7 @@ def _stand_in(
 
 
 def _as_results(
-    outputs: tuple[Any, ...],
+    outputs: tuple[object, ...],
     back: dict[int, Tensor],
     dirty: Sequence[Tensor],
     fixed: Sequence[Tensor],

@@ -37,7 +37,7 @@ class Layouts:
     __slots__ = ()
 
     @plays("parts")
-    def to_dense(self, dtype: Any = None, *, masked_grad: bool | None = None) -> Tensor:
+    def to_dense(self, dtype: object = None, *, masked_grad: bool | None = None) -> Tensor:
         """Return the tensor with all of its elements: a dense one itself."""
         return self if dtype is None else self.to(dtype)  # type: ignore[attr-defined, return-value]
 

@@ -121,7 +121,7 @@ mode = _Mode()
 carried: list[threading.local] = [mode]
 
 
-def stand_in(function: Callable[..., Any], *args: object) -> Any:
+def stand_in(function: Callable[..., object], *args: object) -> Any:
     """Call a function in another thread, which records what this one does: Python counts nested calls by thread."""
     kept = [dict(vars(one)) for one in carried]
     found: list[Any] = []

@@ -62,7 +62,7 @@ class Result:
 
     def __init__(
         self,
-        kind: Callable[..., Any] | None,
+        kind: Callable[..., object] | None,
         leaves: list[int | Node],
         places: list[Place],
         runtime: Runtime,
@@ -99,7 +99,7 @@ class Memory:
     __slots__ = ("failures", "function", "known", "makes", "own_view")
 
     def __init__(
-        self, function: Callable[..., Any], makes: bool = False, own_view: bool = True
+        self, function: Callable[..., object], makes: bool = False, own_view: bool = True
     ) -> None:
         """`makes`: it is given numbers, and a device to make tensors on. `own_view`: what it gives may be a view of
         what it made itself, and is one each time.
@@ -584,7 +584,7 @@ def _result(
     return Result(kind, leaves, places, runtime, len(nodes), places_demanded)
 
 
-def _without_demanded(kind: Callable[..., Any] | None, count: int, values: list[Any]) -> object:
+def _without_demanded(kind: Callable[..., object] | None, count: int, values: list[Any]) -> object:
     """Return the results of a call, of which the others were looked at."""
     return values[0] if kind is None else kind(values[:count])
 
