@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType

@@ -42,7 +42,7 @@ def _device(which: object) -> object:
     return as_device("webgpu", 0) if found.type == "webgpu" and found.index is None else found
 
 
-def _devices(device_ids: Sequence[object] | None) -> list[Any]:
+def _devices(device_ids: Sequence[object] | None) -> list[object]:
     chosen = webgpu.graphics_cards() if device_ids is None else device_ids
     return [_device(which) for which in chosen]
 
@@ -57,7 +57,7 @@ class _Broadcast(Function):
     """Copies of several tensors on another device, in one transfer a dtype; so go their gradients back."""
 
     @staticmethod
-    def forward(ctx: Any, target: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, target: object, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return copies of the tensors on `target`."""
         ctx.home = tensors[0].device
         return tuple(_copied(tensors, target))
@@ -70,7 +70,7 @@ class _Broadcast(Function):
 
 def _copied(tensors: Sequence[Tensor], target: object) -> list[Tensor]:
     """Return copies of `tensors` on `target`, those of one dtype sent as one."""
-    places: dict[Any, list[int]] = {}
+    places: dict[object, list[int]] = {}
     for place, tensor in enumerate(tensors):
         places.setdefault(tensor.dtype, []).append(place)
     found: dict[int, Tensor] = {}

@@ -7,7 +7,7 @@ what stands here is what a dense tensor says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from webtorch.dispatch.call import plays
 from webtorch.tensors.above import ask

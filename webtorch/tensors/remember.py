@@ -106,7 +106,7 @@ class Memory:
         """
         self.function, self.makes, self.own_view = function, makes, own_view
         # By kind of call: 0 where it was seen once, None where it cannot be remembered.
-        self.known: dict[tuple[Any, ...], Result | int | None] = {}
+        self.known: dict[tuple[object, ...], Result | int | None] = {}
         # How many could not be; far below 0 once one could.
         self.failures = 0
         _FORGETTING.append(self.known)
@@ -213,7 +213,7 @@ class Views:
         """`titled`: its results get gradient functions of another name than views have."""
         self.run_as_usual, self.memory, self.titled = run, memory, titled
         # By kind of call: 0 where it was seen once, None where it gives no view.
-        self.known: dict[tuple[Any, ...], View | int | None] = {}
+        self.known: dict[tuple[object, ...], View | int | None] = {}
         self.failures = 0
 
     def find(self, args: Args, kwargs: Kwargs) -> Any:
@@ -341,7 +341,7 @@ def _is_chain(x: Tensor, views: list[tuple[Tensor, View, Tensor]], out: Tensor) 
     return at is out and out.dtype is x.dtype and not out._levels
 
 
-_FORGETTING: list[dict[tuple[Any, ...], Any]] = []
+_FORGETTING: list[dict[tuple[object, ...], Any]] = []
 
 
 def forget() -> None:
