@@ -19,7 +19,7 @@ from webtorch.fx.node import map_aggregate
 from webtorch.fx.proxy import Proxy
 
 # (Identity of the globals, name) -> the globals in which a function is wrapped.
-_wrapped: dict[tuple[int, str], dict[str, Any]] = {}
+_wrapped: dict[tuple[int, str], dict[str, object]] = {}
 _ABSENT = object()
 
 
@@ -75,10 +75,10 @@ class Places:
     """Where functions stand in others' places, while a trace is on."""
 
     def __init__(self) -> None:
-        self._before: list[tuple[dict[str, Any], str, object]] = []
+        self._before: list[tuple[dict[str, object], str, object]] = []
         self._seen: set[int] = set()
 
-    def put(self, module: dict[str, Any], name: str) -> None:
+    def put(self, module: dict[str, object], name: str) -> None:
         """Let the calls of a name of a module's globals be nodes."""
         before = module.get(name, _ABSENT)
         function: Any = getattr(builtins, name) if before is _ABSENT else before

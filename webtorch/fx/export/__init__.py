@@ -175,7 +175,7 @@ def _free(name: str, used: set[str]) -> str:
 
 def _specs(
     mod: Module, args: tuple[object, ...], kwargs: Mapping[str, object], given: Any
-) -> list[Any]:
+) -> list[object]:
     """Return what `dynamic_shapes` says of each leaf of the arguments."""
     bound = inspect.signature(mod.forward).bind(*args, **kwargs).arguments
     if given is None:
@@ -195,7 +195,7 @@ def _specs(
     return [s for name, value in bound.items() for s in specs_of(value, given.get(name))]
 
 
-def _resized(leaves: Sequence[object], where: Marked, sizes: Mapping[Dim, int]) -> list[Any]:
+def _resized(leaves: Sequence[object], where: Marked, sizes: Mapping[Dim, int]) -> list[object]:
     """Return inputs of other sizes; nobody looks at their values."""
     found = []
     for i, x in enumerate(leaves):
