@@ -37,7 +37,7 @@ class Room(ModuleType):
         _own(self)["__path__"] = []
 
     @property
-    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+    def __dict__(self) -> dict[str, object]:  # type: ignore[override]
         """What the module has, for programs that go through it all (vars(torch.distributions))."""
         for name in dir(self):
             if name not in _own(self):

@@ -61,7 +61,7 @@ class OpOverload:
         self.__module__ = "torch._ops.aten"
         self.__qualname__ = f"aten.{self.__name__}"
         self._stated = schema
-        self.tags: list[Any] = []
+        self.tags: list[object] = []
 
     @property
     def _schema(self) -> Schema:
@@ -93,10 +93,10 @@ class OpOverload:
     def __deepcopy__(self, memo: object) -> OpOverload:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _named, (self._opname, self._overloadname)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         frame = state.frame
         if frame is not None and frame.stands_for(self, args, kwargs):
             run = frame.run
@@ -155,7 +155,7 @@ class OpOverloadPacket:
     def __deepcopy__(self, memo: object) -> OpOverloadPacket:
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _packet, (self.__name__,)
 
     def __getattr__(self, overload: str) -> OpOverload:
@@ -183,7 +183,7 @@ class OpOverloadPacket:
                 return getattr(self, overload), *bound
         return None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         found = self.resolve(args, kwargs)
         return self.default(*args, **kwargs) if found is None else found[0](*args, **kwargs)
 
@@ -303,7 +303,7 @@ def _tensors(values: Any) -> Iterator[Any]:
 
 
 # Stands where a tensor was.
-_HOLE: Any = object()
+_HOLE: object = object()
 
 
 def _with_tensors(values: tuple[Any, Kwargs], new: Sequence[object]) -> tuple[Any, Kwargs]:
@@ -459,7 +459,7 @@ class Pullback(OpOverload):
         super().__init__(packet, overload, _of_pullback(packet.__name__, overload))
         self.operator = operator
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _pullback_of, (self.operator,)
 
     def _compute(self, args: Args, kwargs: Kwargs) -> object:
@@ -575,11 +575,11 @@ class _Frame:
     """A call that a `__torch_dispatch__` is asked about."""
 
     def __init__(
-        self, operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any]
+        self, operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], object]
     ) -> None:
         self.operator, self.args, self.kwargs, self._run = operator, args, kwargs, run
         self.grad = mode.grad
-        self.out: Any = None
+        self.out: object = None
         # The arguments, where the first one is written and its value is needed.
         self.before: Args | None = None
 
@@ -594,7 +594,7 @@ class _Frame:
             and all(_same(kwargs[k], v) for k, v in self.kwargs.items())
         )
 
-    def run(self) -> Any:
+    def run(self) -> object:
         """Make the call as the user did, who may record gradients."""
         before = state.frame, mode.grad
         state.frame, mode.grad = None, self.grad
@@ -714,7 +714,7 @@ def _same(a: object, b: object) -> bool:
     return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b))
 
 
-def _ask(operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], Any]) -> object:
+def _ask(operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], object]) -> object:
     """Return what the innermost mode, or else the first class that accepts, makes of a call."""
     modes, before = state.modes, (state.frame, mode.grad)
     asked: Iterable[Any] = dict.fromkeys(_classes((args, kwargs))) if state.classes else ()

@@ -55,7 +55,7 @@ def pullback(
 
 
 def elementwise_slope(
-    name: str, g: Tensor, tensors: Sequence[Any], numbers: Sequence[float] = ()
+    name: str, g: Tensor, tensors: Sequence[Tensor], numbers: Sequence[float] = ()
 ) -> Tensor:
     """Return the cotangent of the first tensor of an elementwise entry."""
     entry = TABLE[name]

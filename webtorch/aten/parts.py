@@ -330,7 +330,7 @@ def _indexed(x: Tensor, index: Any) -> tuple[Tensor, list[Tensor | None]] | None
 
 
 @written("getitem")
-def _getitem(x: Tensor, index: Any) -> object:
+def _getitem(x: Tensor, index: object) -> object:
     found = _indexed(x, index)
     if found is None:
         return NotImplemented
@@ -339,7 +339,7 @@ def _getitem(x: Tensor, index: Any) -> object:
 
 
 @written("__setitem__")
-def _setitem(x: Tensor, index: Any, value: Any) -> object:
+def _setitem(x: Tensor, index: object, value: Any) -> object:
     number = isinstance(value, (bool, int, float))
     if not number and not (isinstance(value, Tensor) and value.dtype is x.dtype):
         return NotImplemented
@@ -513,7 +513,7 @@ def _flash_backward(
     g: Tensor, q: Tensor, k: Tensor, v: Tensor, _out: object, _sums: object, p: float, causal: bool, *,
     attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> object:  # fmt: skip
-    def run(*operands: Tensor) -> Any:
+    def run(*operands: Tensor) -> object:
         return op.scaled_dot_product_attention(*operands, attn_mask, p, causal, scale)
 
     return tuple(pullback(run, (q, k, v), g, (True, True, True)))
@@ -562,7 +562,7 @@ def _efficient_backward(
 
 
 def _softmax(name: str) -> Function:
-    def called(x: Tensor, dim: int, dtype: DType | None = None) -> Any:
+    def called(x: Tensor, dim: int, dtype: DType | None = None) -> object:
         """Call the operator that has a derivative."""
         return getattr(aten, f"_{name}")(x if dtype is None else _to(x, dtype), dim, False)
 
@@ -576,9 +576,9 @@ for _name in ("softmax", "log_softmax"):
 @composed("layer_norm")
 def _layer_norm(
     x: Tensor,
-    shape: Any,
-    weight: Any = None,
-    bias: Any = None,
+    shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     eps: float = 1e-5,
     _enable: bool = True,
 ) -> object:
@@ -652,7 +652,7 @@ def _embedding(
     )
 
 
-def _without_defaults(*pairs: tuple[object, object]) -> list[Any]:
+def _without_defaults(*pairs: tuple[object, object]) -> list[object]:
     """Return values, without those at the end that are the defaults beside them."""
     found = list(pairs)
     while found and found[-1][0] == found[-1][1]:
@@ -693,7 +693,7 @@ def _adaptive(x: Tensor, size: Sequence[int]) -> object:
 
 
 def _statistics(name: str) -> Function:
-    def called(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> Any:
+    def called(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False) -> object:
         """Call the overload that the others are written with."""
         if isinstance(dim, bool):
             dim, unbiased = None, dim
@@ -842,16 +842,16 @@ def _added(product: str) -> Function:
     multiply = getattr(aten, product)
 
     def rule(
-        needs: Any,
-        g: Any,
+        needs: Sequence[bool],
+        g: Tensor,
         _out: object,
-        x: Any,
-        a: Any,
+        x: Tensor,
+        a: Tensor,
         b: object,
         *,
-        beta: Any = 1,
-        alpha: Any = 1,
-    ) -> Any:
+        beta: object = 1,
+        alpha: object = 1,
+    ) -> object:
         return (
             _summed(_scaled(g, beta), x._shape) if needs[0] else None,
             _scaled(multiply(g, aten.transpose(b, -2, -1)), alpha) if needs[1] else None,
@@ -861,15 +861,17 @@ def _added(product: str) -> Function:
     return rule
 
 
-def _mv_backward(needs: Any, g: object, _out: object, a: Any, v: Any) -> object:
+def _mv_backward(needs: Sequence[bool], g: object, _out: object, a: object, v: object) -> object:
     outer = aten.mul(aten.unsqueeze(g, 1), v) if needs[0] else None
     return outer, aten.mv(aten.t(a), g) if needs[1] else None
 
 
-def _mul_backward(needs: Any, g: object, _out: object, x: object, y: object) -> tuple[Any, ...]:
+def _mul_backward(
+    needs: Sequence[bool], g: object, _out: object, x: object, y: object
+) -> tuple[object, ...]:
     """What the operands give each other, which a number has no part in."""
 
-    def to(operand: Any, other: Any) -> object:
+    def to(operand: Tensor, other: object) -> object:
         """Return the gradient to one factor of a product."""
         is_complex = isinstance(other, complex) or getattr(other, "is_complex", bool)()
         factor = aten.conj(other) if is_complex and isinstance(other, Tensor) else other
@@ -886,13 +888,19 @@ def _needs(needs: Sequence[bool], *given: object) -> list[bool]:
     return [isinstance(x, Tensor) and next(rest) for x in given]
 
 
-def _present(found: Sequence[object], *given: object) -> tuple[Any, ...]:
+def _present(found: Sequence[object], *given: object) -> tuple[object, ...]:
     """Return the cotangents of the tensors that there are."""
     return tuple([f for f, x in zip(found, given, strict=True) if isinstance(x, Tensor)])
 
 
 def _convolution_backward(
-    needs: Any, g: object, _out: object, x: object, w: Any, b: Any, *rest: object
+    needs: Sequence[bool],
+    g: object,
+    _out: object,
+    x: object,
+    w: Tensor,
+    b: Tensor | None,
+    *rest: object,
 ) -> object:
     sizes = [b.shape[0]] if b is not None else None
     mask = _needs(needs, x, w, b)
@@ -900,14 +908,27 @@ def _convolution_backward(
 
 
 def _layer_norm_backward(
-    needs: Any, gs: Any, out: Any, x: Any, shape: object, w: Any, b: Any, _eps: float
+    needs: Sequence[bool],
+    gs: Sequence[object],
+    out: Sequence[object],
+    x: object,
+    shape: object,
+    w: object,
+    b: object,
+    _eps: float,
 ) -> object:
     mask = _needs(needs, x, w, b)
     return _present(aten.native_layer_norm_backward(gs[0], x, shape, *out[1:], w, b, mask), x, w, b)
 
 
 def _group_norm_backward(
-    needs: Any, gs: Any, out: Any, x: object, w: Any, b: Any, *rest: object
+    needs: Sequence[bool],
+    gs: Sequence[object],
+    out: Sequence[object],
+    x: object,
+    w: object,
+    b: object,
+    *rest: object,
 ) -> object:
     mask = _needs(needs, x, w, b)
     return _present(
@@ -916,8 +937,8 @@ def _group_norm_backward(
 
 
 def _batch_norm_backward(
-    needs: Any, gs: Any, out: Any, x: Any, w: Any, b: object, mean: Any, var: Any, training: bool, _momentum: float,
-    eps: float,
+    needs: Sequence[bool], gs: Sequence[object], out: Sequence[object], x: object, w: object,
+    b: object, mean: object, var: object, training: bool, _momentum: float, eps: float,
 ) -> object:  # fmt: skip
     mask = _needs(needs, x, w, b)
     found = aten.native_batch_norm_backward(gs[0], x, w, mean, var, *out[1:], training, eps, mask)
@@ -925,15 +946,15 @@ def _batch_norm_backward(
 
 
 def _flash_backward_of(
-    _needs: object, gs: Any, out: Any, *args: object, **options: object
+    _needs: object, gs: Sequence[object], out: Sequence[object], *args: object, **options: object
 ) -> object:
     name = "_scaled_dot_product_flash_attention_for_cpu_backward"
     return getattr(aten, name)(gs[0], *args[:3], *out, *args[3:], **options)
 
 
 def _efficient_backward_of(
-    _needs: object, gs: Any, out: Any, q: Any, k: object, v: Any, mask: Any, _sums: object, p: float, causal: bool,
-    **options: object,
+    _needs: object, gs: Sequence[object], out: Sequence[object], q: object, k: object,
+    v: object, mask: object, _sums: object, p: float, causal: bool, **options: object,
 ) -> object:  # fmt: skip
     name = "_scaled_dot_product_efficient_attention_backward"
     found = getattr(aten, name)(
@@ -943,7 +964,13 @@ def _efficient_backward_of(
 
 
 def _nll_loss_backward(
-    _needs: object, gs: Any, out: Any, x: object, target: Any, weight: Any, *rest: object
+    _needs: object,
+    gs: Sequence[object],
+    out: Sequence[object],
+    x: object,
+    target: object,
+    weight: object,
+    *rest: object,
 ) -> object:
     found = aten.nll_loss_backward(gs[0], x, target, weight, *rest, out[1])
     return (found, *_present((None, None), target, weight))

@@ -83,7 +83,7 @@ class Schema:
 
     def bind(
         self, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         """Return the arguments of a call as PyTorch hands them to kernels: those by place without the defaults that
         they end in, those that have only names unless they are the defaults. None where they do not fit.
         """
@@ -121,7 +121,7 @@ class Schema:
         return tuple(found), named
 
 
-def _gathered(places: Sequence[Argument], args: Sequence[object]) -> Sequence[Any]:
+def _gathered(places: Sequence[Argument], args: Sequence[object]) -> Sequence[object]:
     """Return the arguments with the sizes or dims that end them as one list: `x.view(2, 3)`."""
     for i, argument in enumerate(places[:2]):
         if (
@@ -207,7 +207,7 @@ def _arguments(text: str) -> Iterator[Argument]:
             names = alias.partition(" ")[0].rstrip("!").split("|")
             info = AliasInfo(frozenset(names), "!" in alias)
         default = found["default"]
-        value: Any = inspect.Parameter.empty
+        value: object = inspect.Parameter.empty
         if default is not None:
             value = _WORDS[default] if default in _WORDS else ast.literal_eval(default)
         kind = found["type"] + found["rest"]

@@ -35,7 +35,7 @@ def once_differentiable(fn: Callable[..., object]) -> Callable[..., Any]:
     """
 
     @functools.wraps(fn)
-    def backward(ctx: object, *grads: object) -> Any:
+    def backward(ctx: object, *grads: object) -> object:
         """Compute the gradients unrecorded."""
         with no_grad():
             found = fn(ctx, *grads)

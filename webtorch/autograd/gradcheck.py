@@ -94,7 +94,7 @@ def _of_pairs(func: Function, inputs: tuple[Any, ...]) -> tuple[Function, tuple[
     if not any(turned):
         return func, inputs
 
-    def run(*args: Any) -> Any:
+    def run(*args: Any) -> object:
         """Call the function with pairs turned into complex numbers."""
         return func(*[paired(a) if t else a for a, t in zip(args, turned, strict=True)])
 

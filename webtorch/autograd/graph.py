@@ -31,7 +31,7 @@ class Node(abc.ABC):
     """What every gradient function is, though none inherits from it; so is the context of a user's function."""
 
     @classmethod
-    def __subclasshook__(cls, other: type) -> Any:
+    def __subclasshook__(cls, other: type) -> bool:
         if cls is not Node:
             return NotImplemented
         return issubclass(other, GradFn | FunctionCtx) or other is Node or NotImplemented
@@ -46,12 +46,12 @@ class Node(abc.ABC):
         """The gradient functions of the inputs."""
 
     @abc.abstractmethod
-    def metadata(self) -> dict[Any, Any]:
+    def metadata(self) -> dict[object, object]:
         """Return a dict for the user's own notes."""
 
     @property
     @abc.abstractmethod
-    def _input_metadata(self) -> list[Any]:
+    def _input_metadata(self) -> list[object]:
         """What the cotangents are like that come here."""
 
     @abc.abstractmethod
@@ -189,7 +189,7 @@ def increment_version(tensor: Tensor | Iterable[Tensor]) -> None:
 
 
 class _Handles:
-    def __init__(self, handles: Sequence[Any]) -> None:
+    def __init__(self, handles: Sequence[RemovableHandle]) -> None:
         self.handles = handles
 
     def remove(self) -> None:
@@ -219,7 +219,7 @@ def register_multi_grad_hook(
         raise ValueError(f"Expects mode to be one of ('all', 'any') but got {mode}")
     edges = [gradient_edge(t) for t in tensors]
     # What each pass has found so far: several may run at once.
-    passes: WeakKeyDictionary[Any, dict[int, Tensor]] = WeakKeyDictionary()
+    passes: WeakKeyDictionary[object, dict[int, Tensor]] = WeakKeyDictionary()
     lock = threading.Lock()
 
     def hook_of(i: int) -> Callable[[Tensor], None]:

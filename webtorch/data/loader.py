@@ -121,7 +121,7 @@ class _BaseDataLoaderIter(Iterator[Any]):
 class _SingleProcessDataLoaderIter(_BaseDataLoaderIter):
     """Reads each batch when it is asked for. One that cannot be read raises, and the next call reads the next."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[object]) -> None:
         self._reader = loader._reader()
         self._reader.start()
         self._indices = iter(loader._index_sampler)
@@ -175,7 +175,7 @@ class DataLoader(Generic[Batch]):
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Any = None,
-        batch_sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[object] | None = None,
         num_workers: int = 0,
         collate_fn: Callable[[Any], object] | None = None,
         pin_memory: bool = False,

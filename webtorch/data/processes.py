@@ -141,7 +141,7 @@ class _Tasks:
 class Processes(Workers):
     """The processes of a loader."""
 
-    def start(self, loader: DataLoader[Any], seed: int) -> None:
+    def start(self, loader: DataLoader[object], seed: int) -> None:
         """Start the processes. Raises what pickling raises where they are not forked."""
         # The type of all contexts lacks their processes.
         context: Any = loader.multiprocessing_context

@@ -74,7 +74,7 @@ class Reader:
         if self.iterable:
             self.iterator = iter(self.dataset)
 
-    def __call__(self, indices: Any) -> Any:
+    def __call__(self, indices: Any) -> object:
         """Return the batch; raise StopIteration when an iterable dataset has no more."""
         if self.iterator is not None:
             return self._next(indices)
@@ -200,7 +200,7 @@ def work(
     current = None
     while (task := tasks.get()) is not None:
         epoch, number, indices = task
-        out: Any = failure
+        out: object = failure
         if out is None:
             try:
                 if epoch != current:
@@ -218,23 +218,25 @@ def work(
 class Workers:
     """The workers of a loader, and the epochs that they read."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[object]) -> None:
         """Start the workers."""
         self.options = (float(loader.timeout), loader.prefetch_factor or 0, loader.in_order)
         self.count = loader.num_workers
         self.number_of_epoch = 0
         # The threads or processes.
-        self.running: list[Any] = []
+        self.running: list[object] = []
         device = "cpu" if loader.generator is None else loader.generator.device
         seed = int(
             webtorch.randint(0, 2**31 - 1, (), generator=loader.generator, device=device).item()
         )
         self.start(loader, seed)
 
-    def start(self, loader: DataLoader[Any], seed: int) -> None:
+    def start(self, loader: DataLoader[object], seed: int) -> None:
         """Start the threads."""
         self.results: Any = queue.SimpleQueue()
-        self.tasks: list[Any] = [queue.SimpleQueue() for _ in range(self.count)]
+        self.tasks: list[queue.SimpleQueue[object]] = [
+            queue.SimpleQueue() for _ in range(self.count)
+        ]
         for worker in range(self.count):
             dataset, init = own_copy(loader.dataset, loader.worker_init_fn)
             reader = loader._reader(dataset)
@@ -243,13 +245,13 @@ class Workers:
             thread = _Thread(worker, tasks, (reader, info, init, tasks, self.results))
             thread.start()
             self.running.append(thread)
-        self._finalizer: Any = weakref.finalize(self, _stop, self.tasks)
+        self._finalizer: weakref.finalize[..., object] = weakref.finalize(self, _stop, self.tasks)
 
     def close(self) -> None:
         """End the threads."""
         self._finalizer()
 
-    def epoch(self, batches: Iterator[object], close: bool) -> Iterator[Any]:
+    def epoch(self, batches: Iterator[object], close: bool) -> Iterator[object]:
         """Yield the batches whose indices `batches` gives; at the end `close` ends the threads."""
         try:
             yield from self._epoch(batches)
@@ -313,7 +315,7 @@ class Workers:
             if found == epoch:
                 return number, who, out
 
-    def receive(self, timeout: float) -> tuple[int, int, int, Any]:
+    def receive(self, timeout: float) -> tuple[int, int, int, object]:
         """Return the next result; raise queue.Empty after `timeout` seconds, if that is not 0."""
         return self.results.get(timeout=timeout or None)
 

@@ -108,7 +108,7 @@ def all_reduce(
 
 def all_reduce_coalesced(
     tensors: Sequence[Tensor], op: Any = ReduceOp.SUM, group: Group = None, async_op: bool = False
-) -> Any:
+) -> Work | None:
     """Reduce several tensors, as `all_reduce` does one."""
     _tensors(tensors, "tensor")
     works = [w for x in tensors if (w := all_reduce(x, op, group, True)) is not None]
@@ -517,6 +517,6 @@ def monitored_barrier(
 @contextmanager
 def _coalescing_manager(
     group: Group = None, device: object = None, async_ops: bool = False
-) -> Iterator[Any]:
+) -> Iterator[None]:
     """Call collectives together; each goes on its way at once."""
     yield None

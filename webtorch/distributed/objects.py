@@ -22,7 +22,7 @@ def _padded(x: Tensor, size: int) -> Tensor:
     return from_bytes(bytes(x._contents()).ljust(size, b"\0"), (size,), uint8)
 
 
-def _unpacked(x: Tensor, size: int) -> Any:
+def _unpacked(x: Tensor, size: int) -> object:
     return pickle.loads(bytes(x._contents())[:size])
 
 
@@ -98,7 +98,7 @@ def broadcast_object_list(
 
 def scatter_object_list(
     scatter_object_output_list: object,
-    scatter_object_input_list: Sequence[Any] | None = None,
+    scatter_object_input_list: Sequence[object] | None = None,
     src: int | None = None,
     group: Group = None,
     group_src: int | None = None,
@@ -125,7 +125,7 @@ def scatter_object_list(
 
 
 def send_object_list(
-    object_list: Sequence[Any],
+    object_list: Sequence[object],
     dst: int | None = None,
     group: Group = None,
     device: object = None,

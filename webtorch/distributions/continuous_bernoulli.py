@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.distributions import constraints
 from webtorch.distributions.exp_family import ExponentialFamily
@@ -41,7 +40,7 @@ class ContinuousBernoulli(BinaryParameter, ExponentialFamily):
         self,
         probs: Value | None = None,
         logits: Value | None = None,
-        lims: Any = (0.499, 0.501),
+        lims: tuple[float, float] = (0.499, 0.501),
         validate_args: bool | None = None,
     ) -> None:
         self._set_probs_or_logits(probs, logits)
@@ -58,7 +57,7 @@ class ContinuousBernoulli(BinaryParameter, ExponentialFamily):
         """Probabilities, clamped."""
         return clamp_probs(logits_to_probs(self.logits, is_binary=True))
 
-    def _regular(self, x: Any = None, middle: float = 0.0) -> Tensor:
+    def _regular(self, x: Tensor | None = None, middle: float = 0.0) -> Tensor:
         x = self.probs if x is None else x
         return (x <= self._lims[0] - middle) | (x > self._lims[1] - middle)
 

@@ -129,22 +129,22 @@ class Distribution:
         raise NotImplementedError
 
     @property
-    def mean(self) -> Any:
+    def mean(self) -> Tensor:
         """The mean."""
         raise NotImplementedError
 
     @property
-    def mode(self) -> Any:
+    def mode(self) -> Tensor:
         """The most likely value."""
         raise NotImplementedError(f"{self.__class__} does not implement mode")
 
     @property
-    def variance(self) -> Any:
+    def variance(self) -> Tensor:
         """The variance."""
         raise NotImplementedError
 
     @property
-    def stddev(self) -> Any:
+    def stddev(self) -> Tensor:
         """The standard deviation."""
         return self.variance.sqrt()
 

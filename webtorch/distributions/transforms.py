@@ -67,7 +67,7 @@ class Transform:
         self._cached_x_y: tuple[Any, Any] = (None, None)
         super().__init__()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_inv": None}
 
     @property
@@ -181,7 +181,7 @@ class _InverseTransform(Transform):
         """Return the inverse of the transform with another cache."""
         return self.inv.with_cache(cache_size).inv
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__.copy()
 
     def __eq__(self, other: object) -> bool:

@@ -201,7 +201,9 @@ def checked_argnums(argnums: object, count: int) -> tuple[int, ...]:
     return found
 
 
-def _replaced(args: Sequence[object], numbers: Sequence[int], new: Sequence[object]) -> list[Any]:
+def _replaced(
+    args: Sequence[object], numbers: Sequence[int], new: Sequence[object]
+) -> list[object]:
     out = list(args)
     for n, value in zip(numbers, new, strict=True):
         out[n] = value
@@ -236,7 +238,7 @@ def grad_and_value(
     """
 
     @functools.wraps(func)
-    def computed(*args: object, **kwargs: object) -> Any:
+    def computed(*args: object, **kwargs: object) -> object:
         """Return the gradient and the value, with aux if there is one."""
         numbers = checked_argnums(argnums, len(args))
         with _Transform() as transform:
@@ -281,7 +283,7 @@ def grad(
     both = grad_and_value(func, argnums, has_aux)
 
     @functools.wraps(func)
-    def computed(*args: object, **kwargs: object) -> Any:
+    def computed(*args: object, **kwargs: object) -> object:
         """Return the gradient, with aux if there is one."""
         found, value = both(*args, **kwargs)
         return (found, value[1]) if has_aux else found
@@ -441,7 +443,7 @@ def linearize(func: Callable[..., object], *primals: object) -> tuple[Any, Calla
             u._requires_grad = True
         rows, _ = tree_flatten(vjp_fn(tree_unflatten(us, out_spec), create_graph=True))
 
-    def jvp_fn(*tangents: object) -> Any:
+    def jvp_fn(*tangents: object) -> object:
         """Return the products of the Jacobian with tangents, of the primals' structure, shapes and dtypes."""
         given, given_spec = tree_flatten(tangents)
         if given_spec != spec:
@@ -509,7 +511,7 @@ def jacrev(
         raise ValueError("jacrev: `chunk_size` should be greater than 0.")
 
     @functools.wraps(func)
-    def computed(*args: object) -> Any:
+    def computed(*args: object) -> object:
         """Return the Jacobian, with aux if there is one."""
         _refuse_complex("jacrev", args, "inputs")
         result = _vjp(func, args, argnums, has_aux)
@@ -543,7 +545,7 @@ def jacrev(
     return computed
 
 
-def _one_row(vjp_fn: Callable[..., object], basis: object) -> Any:
+def _one_row(vjp_fn: Callable[..., object], basis: object) -> object:
     return tree_map(lambda g: g.unsqueeze(0), vjp_fn(tree_map(lambda b: b.squeeze(0), basis)))
 
 
@@ -564,7 +566,7 @@ def jacfwd(
     """Return a function that returns the Jacobian of `func` by forward mode: see jacrev."""
 
     @functools.wraps(func)
-    def computed(*args: object) -> Any:
+    def computed(*args: object) -> object:
         """Return the Jacobian, with aux if there is one."""
         _refuse_complex("jacfwd", args, "inputs")
         numbers = (
@@ -577,7 +579,7 @@ def jacfwd(
         # aux is the same for every direction: kept from the one call.
         kept: list[object] = []
 
-        def push(direction: object) -> Any:
+        def push(direction: object) -> object:
             """Return the product of the Jacobian with one direction."""
             found = _jvp(func, args, direction, numbers, False, has_aux)
             _refuse_complex("jacfwd", found[0], "outputs")

@@ -32,7 +32,7 @@ def functional_call(
     )
 
 
-def stack_module_state(models: Sequence[Module]) -> tuple[dict[str, Any], dict[str, Any]]:
+def stack_module_state(models: Sequence[Module]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return (parameters, buffers) of models of one class, stacked along a new first dimension, by name.
 
     The parameters are new leaves. Raises RuntimeError where the models differ in class or mode.
@@ -78,7 +78,7 @@ def functionalize(func: Callable[..., object], *, remove: str = "mutations") -> 
         )
 
     @functools.wraps(func)
-    def same(*args: object, **kwargs: object) -> Any:
+    def same(*args: object, **kwargs: object) -> object:
         """Call the function: recorded graphs are functional already."""
         with Running():
             return func(*args, **kwargs)

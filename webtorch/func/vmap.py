@@ -37,7 +37,7 @@ def vmap(
         raise ValueError(f"vmap: chunk_size should be None or greater than 0. (got {chunk_size})")
 
     @functools.wraps(func)
-    def mapped(*args: object, **kwargs: object) -> Any:
+    def mapped(*args: object, **kwargs: object) -> object:
         """Return the results for all examples, stacked along `out_dims`."""
         _check_out_dims(func, out_dims)
         size, dims, leaves, spec = _parse_inputs(func, in_dims, args)

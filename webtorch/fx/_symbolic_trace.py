@@ -44,11 +44,11 @@ def is_fx_symbolic_tracing() -> bool:
 class ProxyableClassMeta(type):
     """The metaclass of classes whose making can be traced."""
 
-    def __init__(cls, name: str, bases: tuple[type, ...], attrs: dict[str, Any]) -> None:
+    def __init__(cls, name: str, bases: tuple[type, ...], attrs: dict[str, object]) -> None:
         _proxyable_classes.setdefault(cls)
         super().__init__(name, bases, attrs)
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
         proxy = find_proxy(args, kwargs) if trace.on else None
         if proxy is not None:
             return proxy.tracer.create_proxy("call_function", cls, args, kwargs)
@@ -114,7 +114,7 @@ class Tracer(TracerBase):
         self.module_stack = OrderedDict()
         self.num_calls: dict[str, int] = {}
         self.node_name_to_scope = {}
-        self.tensor_attrs: dict[Any, str] = {}
+        self.tensor_attrs: dict[object, str] = {}
         self._places: Places | None = None
 
     def get_fresh_qualname(self, prefix: str) -> str:
@@ -179,7 +179,7 @@ class Tracer(TracerBase):
         m: Module,
         forward: Callable[..., Any],
         args: tuple[object, ...],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
     ) -> Any:
         """Make a node of a call of a leaf, or run the module's code by `forward`."""
         path = self.path_of_module(m)
@@ -201,7 +201,7 @@ class Tracer(TracerBase):
             names = getattr(getattr(m, "forward", m), "__globals__", {})
             self._places.search(names, self._autowrap_function_ids)
 
-    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Proxy]) -> Any:
+    def getattr(self, attr: str, attr_val: object, parameter_proxy_cache: dict[str, Proxy]) -> Any:
         """Return what a look at an attribute of a module gives: of a parameter a proxy, the same one each time."""
         if isinstance(attr_val, Parameter):
             found = self._proxy_of(attr_val, self.root.named_parameters(), parameter_proxy_cache)
@@ -273,7 +273,8 @@ class Tracer(TracerBase):
         writer = _PyTreeCodeGen(_PyTreeInfo(list(code.co_varnames[:count]), spec, None))
         self.graph._codegen = writer
 
-        def flatten_fn(*leaves: object) -> Any:
+        def flatten_fn(*leaves: object) -> object:
+            """Return the leaves of the result, given the leaves of the arguments."""
             out = root_fn(*pytree.tree_unflatten(list(leaves), spec))
             results, nesting = pytree.tree_flatten(out)
             writer.pytree_info = writer.pytree_info._replace(out_spec=nesting)
@@ -294,7 +295,8 @@ class Tracer(TracerBase):
             return self.create_proxy("placeholder", name, default, {}, type_expr=kind)
         count = 0
 
-        def replace(x: object) -> Any:
+        def replace(x: object) -> object:
+            """Return the placeholder of a leaf, which is compared with the constant that was given for it."""
             nonlocal count
             count += 1
             out = self.create_proxy("placeholder", f"{name}_{count}", default, {})

@@ -279,7 +279,7 @@ class _Writer:
         self.colored, self.additional_meta = colored, additional_meta or []
         self.free_vars: list[str] = []
         self.body: list[str] = []
-        self.globals: dict[str, Any] = {}
+        self.globals: dict[str, object] = {}
         # Names of functions that the code has to wrap again where it is traced.
         self.wrapped: dict[str, None] = {}
         self.annotation = ""

@@ -86,7 +86,7 @@ class Graph:
         self._tracer_cls, self._tracer_extras = tracer_cls, tracer_extras
         self._codegen = CodeGen()
         # Where the function that was traced stands.
-        self._co_fields: dict[str, Any] = {}
+        self._co_fields: dict[str, object] = {}
 
     @property
     def nodes(self) -> NodeList:
@@ -377,6 +377,7 @@ class Graph:
 
         @contextlib.contextmanager
         def block() -> Iterator[None]:
+            """Take the function back when the block ends."""
             try:
                 yield
             finally:

@@ -58,7 +58,7 @@ _sources = _Sources()
 
 
 def _forward_from_src(
-    src: str, names: dict[str, Any], origin: Mapping[str, Any] | None = None
+    src: str, names: dict[str, Any], origin: Mapping[str, object] | None = None
 ) -> Callable[..., Any]:
     """Return the function that a text defines as `forward`."""
     own = dict(names)
@@ -95,7 +95,7 @@ def reduce_graph_module(body: dict[str, Any], import_block: str) -> Module:
     return _deserialize_graph_module(forward, body)
 
 
-def _deserialize_graph_module(forward: Callable[..., Any], body: dict[str, Any]) -> Module:
+def _deserialize_graph_module(forward: Callable[..., object], body: dict[str, Any]) -> Module:
     kind: Any = body.get("_tracer_cls") or _symbolic_trace().Tracer
 
     class KeepModules(kind):  # type: ignore[misc]
@@ -244,7 +244,7 @@ class GraphModule(Module):
                 child.recompile()
         return code
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the code. An error that arose in it says at which line."""
         try:
             return super().__call__(*args, **kwargs)
@@ -305,14 +305,14 @@ class GraphModule(Module):
 
     # -- copies -----------------------------------------------------------------------------------
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # The code is kept, and not the graph, whose classes may change.
         state = self.__dict__.copy()
         names = self.recompile().globals
         del state["_graph"]
         return reduce_graph_module, (state, _import_block(names))
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         return self.__reduce__()
 
     def __deepcopy__(self, memo: dict[int, object]) -> GraphModule:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Node", "has_side_effect", "map_aggregate", "map_arg"]
 
 # What a node may be given beside other nodes and containers of them.
-base_types: tuple[type[Any], ...] = (
+base_types: tuple[type, ...] = (
     str, int, float, bool, complex, DType, Tensor, device, memory_format, layout,
 )  # fmt: skip
 Target: TypeAlias = Callable[..., Any] | str
@@ -33,7 +33,7 @@ Argument: TypeAlias = Any
 OPS = ("placeholder", "call_method", "call_module", "call_function", "get_attr", "output")
 
 # Functions that a call of is kept though nobody uses what it gives.
-_side_effectful_functions: set[Callable[..., Any]] = {operator.setitem, _assert}
+_side_effectful_functions: set[Callable[..., object]] = {operator.setitem, _assert}
 
 
 def has_side_effect(fn: Callable[..., object]) -> Callable[..., Any]:
@@ -329,7 +329,7 @@ class Node:
         return str(self.name) if self._repr_fn is None else self._repr_fn(self)
 
     @staticmethod
-    def _pretty_print_target(target: Any) -> str:
+    def _pretty_print_target(target: Target) -> str:
         if isinstance(target, str):
             return target
         name = getattr(target, "__name__", None)

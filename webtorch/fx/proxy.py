@@ -221,7 +221,7 @@ class Proxy:
         # No node yet: if it is called, it is a method.
         return Attribute(self, k)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self.__dict__
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -236,7 +236,7 @@ class Proxy:
                 new.__dict__[k] = copy.copy(v)
         return new
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Proxy:
+    def __call__(self, *args: object, **kwargs: object) -> Proxy:
         return self.tracer.create_proxy("call_method", "__call__", (self, *args), kwargs)
 
     def __iter__(self) -> Iterator[Any]:
@@ -275,7 +275,7 @@ class Proxy:
     def __torch_function__(
         cls,
         orig_method: Callable[..., object],
-        types: tuple[type[Any], ...],
+        types: tuple[type, ...],
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> Any:
@@ -284,6 +284,7 @@ class Proxy:
         tracers: dict[TracerBase, None] = {}
 
         def find(a: object) -> None:
+            """Note the tracer of a proxy."""
             if isinstance(a, Proxy):
                 tracers[a.tracer] = None
 
@@ -318,7 +319,7 @@ class Attribute(Proxy):
             self._node = self.tracer.create_proxy("call_function", getattr, given, {}).node
         return self._node
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Proxy:
+    def __call__(self, *args: object, **kwargs: object) -> Proxy:
         return self.tracer.create_proxy("call_method", self.attr, (self.root, *args), kwargs)
 
 
@@ -367,6 +368,7 @@ def _define_operator(name: str, *, reflected: bool = False) -> None:
     function: Any = getattr(operator, name, None)
 
     def operate(self: Proxy, *others: object) -> Proxy:
+        """Return the proxy of the operator's result."""
         args = (*others, self) if reflected else (self, *others)
         return self.tracer.create_proxy("call_function", function, args, {})
 

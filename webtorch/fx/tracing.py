@@ -52,7 +52,8 @@ class Trace:
         module, *given = args
         tracer = self.traces.open[-1][0]
 
-        def forward(*args: Any, **kwargs: Any) -> Any:
+        def forward(*args: object, **kwargs: object) -> Any:
+            """Return what the module's own call gives."""
             return run((module, *args), kwargs)
 
         tracer.before_module(module)

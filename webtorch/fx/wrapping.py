@@ -19,7 +19,7 @@ from webtorch.fx.node import map_aggregate
 from webtorch.fx.proxy import Proxy
 
 # (Identity of the globals, name) -> the globals in which a function is wrapped.
-_wrapped: dict[tuple[int, str], dict[str, Any]] = {}
+_wrapped: dict[tuple[int, str], dict[str, object]] = {}
 _ABSENT = object()
 
 
@@ -46,6 +46,7 @@ def find_proxy(*values: object) -> Proxy | None:
     found: list[Proxy] = []
 
     def look(x: object) -> None:
+        """Keep a value that is a proxy."""
         if isinstance(x, Proxy):
             found.append(x)
 
@@ -58,6 +59,7 @@ def _leaf(function: Callable[..., object]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(*args: object, **kwargs: object) -> Any:
+        """Return the proxy of a call of the function, or the call's result where no proxy is given."""
         proxy = find_proxy(args, kwargs)
         if proxy is None:
             return function(*args, **kwargs)
@@ -73,10 +75,10 @@ class Places:
     """Where functions stand in others' places, while a trace is on."""
 
     def __init__(self) -> None:
-        self._before: list[tuple[dict[str, Any], str, object]] = []
+        self._before: list[tuple[dict[str, object], str, object]] = []
         self._seen: set[int] = set()
 
-    def put(self, module: dict[str, Any], name: str) -> None:
+    def put(self, module: dict[str, object], name: str) -> None:
         """Let the calls of a name of a module's globals be nodes."""
         before = module.get(name, _ABSENT)
         function: Any = getattr(builtins, name) if before is _ABSENT else before

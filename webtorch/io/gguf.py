@@ -14,7 +14,7 @@ import os
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, NoReturn, overload
+from typing import Any, BinaryIO, Literal, NamedTuple, NoReturn, overload
 
 from webtorch.functions import public as webtorch
 from webtorch.io.safetensors import FilePath, map_file, map_own, replace_file
@@ -22,6 +22,7 @@ from webtorch.ir.dtype import DType
 from webtorch.ops.blocks import FORMATS
 from webtorch.quantization.tensor import PackedTensor
 from webtorch.tensors.creation import from_bytes, on_memory
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
 _MAGIC = b"GGUF"
@@ -268,7 +269,7 @@ class GGUFReader:
             )
         return kind, entry
 
-    def tensor(self, name: str, *, device: object = None, dtype: DType | None = None) -> Tensor:
+    def tensor(self, name: str, *, device: DeviceLike = None, dtype: DType | None = None) -> Tensor:
         """Return one tensor: plain types as they are, quantised ones as float32, or all as `dtype`.
 
         Raises KeyError for a name that is not there, GGUFError for a type that is not read.
@@ -288,7 +289,7 @@ class GGUFReader:
         return made if dtype is None or not plain.is_floating_point else made.to(dtype)
 
     def packed(
-        self, name: str, *, device: object = None, dtype: DType | None = None
+        self, name: str, *, device: DeviceLike = None, dtype: DType | None = None
     ) -> PackedTensor | Tensor:
         """Return one tensor: of quantised types a packed one, which stands for `dtype` or float32, and others as
         `tensor` does. Raises as that does.
@@ -298,7 +299,7 @@ class GGUFReader:
             return self.tensor(name, device=device, dtype=dtype)
         return self._packed(entry, dtype or webtorch.float32, device)
 
-    def _packed(self, entry: TensorEntry, dtype: DType, device: Any) -> PackedTensor:
+    def _packed(self, entry: TensorEntry, dtype: DType, device: DeviceLike) -> PackedTensor:
         where = webtorch.device(device) if device is not None else webtorch.get_default_device()
         own = self._own_memory(entry) if where.type == "cpu" else None
         if own is not None:
@@ -332,7 +333,7 @@ def _few(names: list[str]) -> str:
 @overload
 def load_gguf(
     path: FilePath,
-    device: object = None,
+    device: DeviceLike = None,
     *,
     dtype: DType | None = None,
     keys: Collection[str] | None = None,
@@ -343,7 +344,7 @@ def load_gguf(
 @overload
 def load_gguf(
     path: FilePath,
-    device: object = None,
+    device: DeviceLike = None,
     *,
     dtype: DType | None = None,
     keys: Collection[str] | None = None,
@@ -353,7 +354,7 @@ def load_gguf(
 
 def load_gguf(
     path: FilePath,
-    device: object = None,
+    device: DeviceLike = None,
     *,
     dtype: DType | None = None,
     keys: Collection[str] | None = None,
@@ -425,7 +426,7 @@ def write_gguf(
             out += struct.pack("<IQ", code, offset)
         return bytes(out) + b"\0" * (-(len(head) + len(out)) % _DEFAULT_ALIGNMENT)
 
-    def write(stream: Any) -> None:
+    def write(stream: BinaryIO) -> None:
         """Write the head, each tensor, padded to the alignment, and again the head, which now knows of them."""
         begin = stream.tell()
         stream.write(bytes(head) + entries([(0, 0)] * len(shapes)))

@@ -62,7 +62,7 @@ class safe_globals:
 
     def __init__(self, safe_globals: Sequence[object]) -> None:
         self.given = safe_globals
-        self.before: dict[str, Any] = {}
+        self.before: dict[str, object] = {}
 
     def __enter__(self) -> None:
         self.before = dict(_safe)
@@ -150,12 +150,12 @@ def slots_of(kind: type[object]) -> list[str]:
     return [name for name in copyreg._slotnames(kind) if name not in own]  # type: ignore[attr-defined]
 
 
-def attributes_of(x: Tensor) -> dict[str, Any]:
+def attributes_of(x: Tensor) -> dict[str, object]:
     """Return what a user has set on a tensor: how a view was made, for one, is a part of its graph."""
     return {n: v for n, v in vars(x).items() if n != "_shown_device" and not hasattr(Tensor, n)}
 
 
-def state_of(x: Tensor) -> Any:
+def state_of(x: Tensor) -> object:
     """Return the attributes that a tensor has by itself, as its class gives them to pickle."""
     if "__getstate__" in {
         name for base in type(x).__mro__ for name in vars(base) if base is not object

@@ -139,7 +139,7 @@ def _value(data: bytes) -> Any:
 def _widths(data: bytes) -> dict[str, int]:
     """Return the element size of each storage that a pickle names, without making anything."""
     stack: list[Any] = []
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     found: dict[str, int] = {}
     for opcode, given, _ in pickletools.genops(data):
         arg: Any = given

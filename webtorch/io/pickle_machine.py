@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickletools
 import struct
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 # Bounds the recursion, for a structure that contains itself as for a hostile file.
@@ -47,7 +47,7 @@ class Given(Name):
 
     __slots__ = ("value",)
 
-    def __init__(self, text: str, value: Any) -> None:
+    def __init__(self, text: str, value: object) -> None:
         super().__init__(text)
         self.value = value
 
@@ -78,7 +78,7 @@ def _bytes_of(text: object, encoding: object) -> bytes:
     return text.encode("latin1")
 
 
-def _ordered(*pairs: Any) -> OrderedDict[object, object]:
+def _ordered(*pairs: Iterable[tuple[object, object]]) -> OrderedDict[object, object]:
     out: OrderedDict[object, object] = OrderedDict()
     for key, value in pairs[0] if pairs else ():
         out[_key(key)] = value
@@ -105,7 +105,7 @@ def _complex(real: object, imag: object) -> complex:
     return complex(real, imag)
 
 
-def _set(items: Any = ()) -> set[object]:
+def _set(items: Iterable[object] = ()) -> set[object]:
     return {_key(x) for x in items}
 
 

@@ -100,7 +100,7 @@ class Architecture:
     model_types: tuple[str, ...]
     gguf: str
     # Fields of Config that no file says.
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     # Other names of weights (WEIGHTS) in Hugging Face's files, and in GGUF.
     names: Mapping[str, str] = field(default_factory=dict)
     gguf_names: Mapping[str, str] = field(default_factory=dict)
@@ -132,7 +132,7 @@ class Architecture:
         return found if path == "attention.sinks" and not gguf else f"{found}.{kind}"
 
 
-_GEMMA: dict[str, Any] = {"activation": "gelu_tanh", "tie_word_embeddings": True}
+_GEMMA: dict[str, object] = {"activation": "gelu_tanh", "tie_word_embeddings": True}
 ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(("llama", "mistral", "mixtral"), "llama", names=_MIXTRAL, permuted=True),
     Architecture(("qwen2",), "qwen2", {"qkv_bias": True}),
@@ -380,7 +380,7 @@ def config_from_gguf(
     return _made(out, file)
 
 
-def _one(value: Any, name: str, file: str) -> Any:
+def _one(value: object, name: str, file: str) -> Any:
     """Return a number that may stand once for each layer."""
     if not isinstance(value, list):
         return value
@@ -427,12 +427,12 @@ def _gguf_ropes(
     return rope, Rope(theta=given(data, "rope.freq_base_swa", default=10000.0), dim=dim)
 
 
-def gguf_metadata(config: Config) -> dict[str, Any]:
+def gguf_metadata(config: Config) -> dict[str, object]:
     """Return the metadata of a GGUF file, without that of the tokenizer."""
     found = architecture(config)
-    out: dict[str, Any] = {"general.architecture": found.gguf}
+    out: dict[str, object] = {"general.architecture": found.gguf}
 
-    def say(key: str, value: Any) -> None:
+    def say(key: str, value: object) -> None:
         """Add an entry of the architecture."""
         out[f"{found.gguf}.{key}"] = value
 

@@ -184,6 +184,6 @@ _SIZES = (
 )  # fmt: skip
 
 
-def given(data: Mapping[str, Any], *names: str, default: Any = None) -> Any:
+def given(data: Mapping[str, Any], *names: str, default: object = None) -> Any:
     """Return the first of some entries that is there and not None."""
     return next((data[n] for n in names if data.get(n) is not None), default)

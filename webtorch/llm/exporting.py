@@ -115,7 +115,7 @@ def _write_page(place: Path, about: dict[str, Any]) -> None:
     (place / "index.html").write_text(page, encoding="utf-8")
 
 
-def _file(source: Path, url: str | None) -> dict[str, Any]:
+def _file(source: Path, url: str | None) -> dict[str, object]:
     """Return what the page knows the file by: its size, and what stands before the weights."""
     head = min(e.begin for e in GGUFReader(source).entries.values())
     with source.open("rb") as stream:
@@ -176,7 +176,7 @@ def _step(model: Model, cache: Cache, length: int) -> Callable[..., dict[str, Te
     return step
 
 
-def _place(reader: GGUFWeights, state: str) -> dict[str, Any]:
+def _place(reader: GGUFWeights, state: str) -> dict[str, object]:
     """Return where the file has the contents of a state."""
     name = state.removeprefix("model.")
     name = f"{name.removesuffix('.blocks')}.weight" if name.endswith(".blocks") else name
@@ -203,7 +203,7 @@ def _place(reader: GGUFWeights, state: str) -> dict[str, Any]:
 # ---- text -----------------------------------------------------------------------------------------
 
 
-def _tokenizer(language: LanguageModel) -> dict[str, Any]:
+def _tokenizer(language: LanguageModel) -> dict[str, object]:
     """Return what the page's tokenizer is made of."""
     found = language.tokenizer
     if isinstance(found, SentencePiece):
@@ -235,7 +235,7 @@ def _for_javascript(pattern: str) -> str:
     return re.sub(r"\(\?i:([^()]*)\)", both, pattern)
 
 
-def _chat(language: LanguageModel) -> dict[str, Any]:
+def _chat(language: LanguageModel) -> dict[str, object]:
     """Return what the chat template puts before, between and behind messages: a page has no Jinja.
 
     Raises TemplateError where that depends on what is said.

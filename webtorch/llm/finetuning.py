@@ -24,6 +24,7 @@ from webtorch.nn import functional as F
 from webtorch.nn.utils import clip_grad_norm_
 from webtorch.optim import AdamW
 from webtorch.random import manual_seed
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 from webtorch.utils.checkpoint import checkpoint
 
@@ -100,7 +101,9 @@ class TrainingNeeds:
         )
 
 
-def training_needs(config: Config, device: Any, weights: int, options: Finetuning) -> TrainingNeeds:
+def training_needs(
+    config: Config, device: DeviceLike, weights: int, options: Finetuning
+) -> TrainingNeeds:
     """Return what fine-tuning a model takes whose weights are so many bytes.
 
     Raises OutOfMemoryError, saying what would help, where it does not fit.
@@ -331,7 +334,7 @@ class _Run:
         files.save(state, place / _STATE)
 
 
-def _kept(options: Finetuning) -> dict[str, Any]:
+def _kept(options: Finetuning) -> dict[str, object]:
     """Return the options by which a run that goes on must be the same."""
     said = asdict(options)
     return {n: said[n] for n in ("rank", "batch", "accumulation", "length", "seed", "validation")}

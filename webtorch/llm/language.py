@@ -33,6 +33,7 @@ from webtorch.llm.tokens import (
     tokenizer_from_gguf,
 )
 from webtorch.llm.weights import packed_bytes, save, save_quantized, weight_bytes
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["Answer", "LanguageModel", "load", "quantize_file"]
@@ -280,7 +281,12 @@ def load(
 
 
 def _draft(
-    place: Path, tokenizer: Tokens, device: Any, dtype: DType | None, context: int, *held: Any
+    place: Path,
+    tokenizer: Tokens,
+    device: DeviceLike,
+    dtype: DType | None,
+    context: int,
+    *held: Any,
 ) -> Model:
     """Return a model that drafts. Raises ModelError where its tokenizer is another."""
     own = (_folder(place) if place.is_dir() else _gguf(place))["tokenizer"]

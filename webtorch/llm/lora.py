@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from webtorch.functions import public as webtorch
+from webtorch.functions.random import Generator
 from webtorch.io import checkpoint, safetensors, weights
 from webtorch.io.gguf import GGUFReader, save_gguf
 from webtorch.io.safetensors import FilePath
@@ -59,7 +60,7 @@ class Adapter(Module):
         return out * self.scale
 
 
-def _add(layer: Any, given: tuple[Any, ...], out: Tensor) -> Tensor:
+def _add(layer: Any, given: tuple[Tensor, ...], out: Tensor) -> Tensor:
     return out + layer.lora(given[0]).to(out.dtype)
 
 
@@ -81,7 +82,7 @@ def parameters(model: Model) -> list[Parameter]:
     return [p for adapter in adapters(model).values() for p in adapter.parameters()]
 
 
-def _put(layer: Any, adapter: Adapter) -> None:
+def _put(layer: Linear | PackedLinear, adapter: Adapter) -> None:
     adapter.train(layer.training)
     layer.lora = adapter
     adapter.hook = layer.register_forward_hook(_add)
@@ -95,7 +96,7 @@ def detach(model: Model) -> Model:
     return model
 
 
-def _sizes(layer: Any) -> tuple[int, int]:
+def _sizes(layer: Linear | PackedLinear) -> tuple[int, int]:
     return layer.out_features, layer.in_features
 
 
@@ -105,7 +106,7 @@ def attach(
     alpha: float | None = None,
     dropout: float = 0.0,
     targets: Sequence[str] | None = None,
-    generator: Any = None,
+    generator: Generator | None = None,
 ) -> Model:
     """Give a model new adapters, which change nothing yet, in place of those that it has; return it.
 
@@ -379,7 +380,12 @@ def _read_gguf(path: Path, wanted: str) -> _Found:
 
 
 def _paired(
-    state: Mapping[str, Tensor], names: set[str], a: str, b: str, scale: Any, place: Path
+    state: Mapping[str, Tensor],
+    names: set[str],
+    a: str,
+    b: str,
+    scale: Callable[[str, int], float],
+    place: Path,
 ) -> _Found:
     """Return adapters of tensors that end in `a` and `b`."""
     wrong = sorted(n for n in names if not n.endswith((a, b)))

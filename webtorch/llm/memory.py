@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from webtorch.errors import OutOfMemoryError
 from webtorch.functions import public as webtorch
@@ -13,6 +12,7 @@ from webtorch.ir.dtype import DType
 from webtorch.llm.cache import cache_bytes
 from webtorch.llm.config import Config
 from webtorch.llm.model import Model
+from webtorch.tensors.device import DeviceLike
 
 __all__ = ["Needs", "available", "needs", "parameter_count", "size_in_words"]
 
@@ -45,7 +45,7 @@ def size_in_words(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
-def available(device: Any) -> int | None:
+def available(device: DeviceLike) -> int | None:
     """Return how many bytes are free on a device, or None where nobody says (WebGPU, but for
     WEBTORCH_MEMORY_LIMIT).
     """
@@ -71,7 +71,7 @@ def parameter_count(config: Config) -> int:
 
 def needs(
     config: Config,
-    device: Any,
+    device: DeviceLike,
     dtype: DType | None = None,
     context: int | None = None,
     cache: DType | None = None,

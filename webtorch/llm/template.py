@@ -7,7 +7,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from webtorch.errors import WebtorchError
@@ -26,7 +26,7 @@ class TemplateError(WebtorchError, ValueError):
     """A chat template is damaged, refuses a conversation, or wants what it may not have."""
 
 
-def _said(value: Any, indent: int | None = None, **_: Any) -> str:
+def _said(value: object, indent: int | None = None, **_: object) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
@@ -39,11 +39,11 @@ _MOST_SIZE = 1 << 20
 class _Counted:
     """What a loop goes through, each turn of which is counted."""
 
-    def __init__(self, count: Any, items: Iterable[Any]) -> None:
+    def __init__(self, count: Callable[[], None], items: Iterable[object]) -> None:
         """Take what counts, and the items."""
         self.count, self.items = count, items
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         for item in self.items:
             self.count()
             yield item
@@ -111,7 +111,7 @@ def _environment() -> Any:
     return Bounded()
 
 
-def render(template: str, messages: Sequence[Message], **names: Any) -> str:
+def render(template: str, messages: Sequence[Message], **names: object) -> str:
     """Return a conversation as text, with the beginning of an answer.
 
     names: what the template may read besides (bos_token, eos_token, tools; add_generation_prompt=False: without that

@@ -79,7 +79,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str = "the file") -> 
     Raises TokenizerError where it is damaged, or of a kind that is not read here.
     """
 
-    def said(name: str, default: Any = None) -> Any:
+    def said(name: str, default: object = None) -> Any:
         """Return an entry about the tokenizer."""
         return metadata.get(f"tokenizer.ggml.{name}", default)
 
@@ -133,14 +133,14 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str = "the file") -> 
     )  # fmt: skip
 
 
-def gguf_tokens(tokenizer: Tokens, pre: str = "") -> dict[str, Any]:
+def gguf_tokens(tokenizer: Tokens, pre: str = "") -> dict[str, object]:
     """Return the metadata of a tokenizer for a GGUF file; pre: the name of its pattern, of PATTERNS.
 
     Raises TokenizerError for a pattern without a name.
     """
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
 
-    def say(name: str, value: Any) -> None:
+    def say(name: str, value: object) -> None:
         """Add an entry."""
         out[f"tokenizer.ggml.{name}"] = value
 

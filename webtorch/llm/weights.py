@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from webtorch.functions import public as webtorch
@@ -388,7 +388,7 @@ def _written(
         yield "rope_factors_long.weight", webtorch.tensor(rope.long)
 
 
-def save(model: Model, path: FilePath, metadata: dict[str, Any] | None = None) -> None:
+def save(model: Model, path: FilePath, metadata: Mapping[str, object] | None = None) -> None:
     """Write a model as a GGUF file, with its sizes and further metadata (the tokenizer's, a template).
 
     Matrices keep their type, packed ones too; vectors are float32, as llama.cpp has them. Raises GGUFError for types
@@ -403,7 +403,7 @@ def save_quantized(
     source: Weights,
     path: FilePath,
     format: str,
-    metadata: dict[str, Any] | None = None,
+    metadata: Mapping[str, object] | None = None,
 ) -> None:
     """Write a GGUF file of weights as they come from their file, packed as by `quantize_`, one after the other.
 

@@ -23,6 +23,7 @@ from webtorch.dispatch.call import Callee, enter
 from webtorch.errors import CHECKS
 from webtorch.functions import public as webtorch
 from webtorch.functions.legacy import typename
+from webtorch.ir.dtype import DType
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.gradients import clear_grads
 from webtorch.nn.hook import Hook, RemovableHandle
@@ -169,7 +170,7 @@ OF_BETAS: dict[str, Derived] = {
 
 def _step_after(
     callee: Callee, optimizer: Optimizer, closure: Callable[[], object] | None = None
-) -> Any:
+) -> object:
     """Take a step with a closure, whose calls are like those of other code where nobody looks at the step."""
     seen = closure is None or tracing.active or optimizer._watched() is None
     if seen or "found_inf" in vars(optimizer):
@@ -187,7 +188,7 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
     """
 
     @functools.wraps(step)
-    def run(self: Optimizer, *args: object, **kwargs: object) -> Any:
+    def run(self: Optimizer, *args: object, **kwargs: object) -> object:
         """Call the hooks around the class's own step."""
         if "_optimizer_step_pre_hooks" not in self.__dict__:
             # A wrapper of another optimizer that never called __init__: the step inside has its hooks.
@@ -523,7 +524,7 @@ class Optimizer:
         State that the step created is then as it is before a first step. It stays, so that a step
         which is captured next finds it.
         """
-        bad: dict[Any, Tensor] = {}
+        bad: dict[object, Tensor] = {}
         done: set[int] = set()
         with webtorch.no_grad():
             for place, tensor in self._written():
@@ -708,7 +709,7 @@ class Optimizer:
             for state in (self.state.get(param) for param in group["params"])
             if state and "step" in state
         )
-        together: dict[Any, list[tuple[Tensor, Tensor]]] = {}
+        together: dict[tuple[int, DType], list[tuple[Tensor, Tensor]]] = {}
         for pair in pairs:
             step = self.state[pair[0]]["step"]
             # The corrections are computed in the parameters' precision.
@@ -817,7 +818,7 @@ class Optimizer:
         together: dict[Any, list[tuple[StateDict, object, StateDict]]] = {}
         # Copies of one count share their value, and reading it waits for the device.
         counts: dict[int, tuple[object, float]] = {}
-        params: dict[Any, tuple[int, Tensor]] = {}
+        params: dict[object, tuple[int, Tensor]] = {}
         for position, (group, new) in enumerate(zip(groups, saved, strict=True)):
             for number, param in zip(new["params"], group["params"], strict=True):
                 params[number] = (position, param)

@@ -14,16 +14,16 @@ from typing import Any
 
 StateDict = dict[str, Any]
 # All keys and values, while they are what they were.
-Cell = list[tuple[Any, ...] | None]
+Cell = list[tuple[object, ...] | None]
 
 _VALUES = methodcaller("values")
 
 
-def _telling(cls: type[dict[Any, Any]], name: str) -> Callable[..., Any]:
+def _telling(cls: type[dict[Any, Any]], name: str) -> Callable[..., object]:
     """Return a method of dicts that says that it changes one."""
     method = getattr(cls, name)
 
-    def tell(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def tell(self: State | States, *args: object, **kwargs: object) -> object:
         """Change the dict, whose values are not known any more."""
         self.cell[0] = None
         return method(self, *args, **kwargs)
@@ -48,12 +48,12 @@ class State(dict[str, Any]):
     __slots__ = ("cell",)
     stands_for = dict
 
-    def __init__(self, cell: Cell, given: Mapping[str, Any]) -> None:
+    def __init__(self, cell: Cell, given: Mapping[str, object]) -> None:
         """Take what is given; `cell` is that of the optimizer."""
         super().__init__(given)
         self.cell = cell
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Return what makes a plain dict of the same."""
         return dict, (), None, None, iter(self.items())
 
@@ -69,7 +69,7 @@ class States(defaultdict[Any, StateDict]):
         self.cell: Cell = [None]
         super().__init__(*(given or (dict,)))
 
-    def begin(self, key: object, given: Mapping[str, Any]) -> StateDict:
+    def begin(self, key: object, given: Mapping[str, object]) -> StateDict:
         """Let the state of a parameter be what is given, and return it."""
         self[key] = found = State(self.cell, given)
         return found
@@ -82,7 +82,7 @@ class States(defaultdict[Any, StateDict]):
         """Return what a `defaultdict` says."""
         return f"defaultdict({self.default_factory!r}, {dict(self)!r})"
 
-    def __reduce_ex__(self, protocol: object) -> Any:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Return what makes a plain `defaultdict` of the same."""
         return defaultdict, (dict,), None, None, iter(self.items())
 
@@ -100,7 +100,7 @@ class States(defaultdict[Any, StateDict]):
         return found
 
 
-def values_of(states: Mapping[Any, Mapping[str, Any]]) -> tuple[Any, ...]:
+def values_of(states: Mapping[Any, Mapping[str, object]]) -> tuple[object, ...]:
     """Return the keys of states, and what these hold, in order: the same tuple while nothing has changed."""
     cell: Cell = states.cell if isinstance(states, States) else [None]
     found = cell[0]
@@ -112,6 +112,6 @@ def values_of(states: Mapping[Any, Mapping[str, Any]]) -> tuple[Any, ...]:
     return found
 
 
-def plain_of(state: object) -> Any:
+def plain_of(state: object) -> object:
     """Return the plain dict of a state; anything else as it is."""
     return dict(state) if type(state) is State else state

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
 from webtorch.nn.module import Module
 from webtorch.nn.norm import _BatchNorm
 from webtorch.optim.optimizer import Optimizer
 from webtorch.optim.scheduler_base import LRScheduler, each_group
+from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.host import reads
 from webtorch.tensors.tensor import Tensor
 
@@ -111,7 +113,7 @@ class AveragedModel(Module):
     def __init__(
         self,
         model: Module,
-        device: Any = None,
+        device: DeviceLike = None,
         avg_fn: Average | None = None,
         multi_avg_fn: MultiAverage | None = None,
         use_buffers: bool = False,
@@ -154,7 +156,7 @@ class AveragedModel(Module):
                 average.copy_(self.avg_fn(average, current, self.n_averaged.to(average.device)))
         else:
             update = self.multi_avg_fn or get_swa_multi_avg_fn()
-            groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}
+            groups: dict[tuple[object, DType], tuple[list[Tensor], list[Tensor]]] = {}
             for average, current in zip(averages, currents, strict=True):
                 place = groups.setdefault((average.device, average.dtype), ([], []))
                 place[0].append(average)

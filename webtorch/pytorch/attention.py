@@ -355,13 +355,13 @@ def _scaled_dot_product_attention(
 
 
 @own(_FORWARD)
-def _attention_forward(*args: Any, **options: Any) -> tuple[Any, ...]:
+def _attention_forward(*args: Any, **options: Any) -> tuple[object, ...]:
     out, kept = _known_forward(*args, **options)
     return out, kept, None, None, args[0].shape[2], args[1].shape[2], None, None, None
 
 
 @own(f"{_FORWARD}_backward")
-def _attention_backward(g: torch.Tensor, *args: Any, scale: float | None = None) -> object:
+def _attention_backward(g: torch.Tensor, *args: object, scale: float | None = None) -> object:
     return *_known_backward(g, *args, scale=scale), None
 
 

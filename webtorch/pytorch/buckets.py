@@ -134,7 +134,7 @@ def _found(kinds: Kinds, key: Key, nodes: Sequence[Node]) -> Plan | Key | None:
     return kinds.look_up(key)
 
 
-def _kind_of(node: Node) -> tuple[Any, ...]:
+def _kind_of(node: Node) -> tuple[object, ...]:
     return node.dtype, node.shape, node.kind in IN_MEMORY and node.kind
 
 

@@ -319,7 +319,7 @@ def _register_rest() -> None:
 _register_rest()
 
 
-def register(library: Any, hide: Callable[[Any], Any]) -> None:
+def register(library: torch.library.Library, hide: Callable[[Kernel], Kernel]) -> None:
     """Register the kernels."""
     sparse.declare(library, hide, KERNELS, "SparseCsrPrivateUse1")
     library.impl("_validate_compressed_sparse_indices", hide(_validate), "PrivateUse1")

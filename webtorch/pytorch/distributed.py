@@ -56,6 +56,7 @@ from webtorch.pytorch.known import Kinds, Plan
 from webtorch.runtime.arrivals import Arrival
 from webtorch.runtime.backend import Buffer
 from webtorch.runtime.staging import HostMemory
+from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import NAME, hide, libraries
 
 # Messages from one process to another, which Gloo tells apart by their tags: they keep no order with collectives.
@@ -81,7 +82,7 @@ class _Operator:
     """One collective, as its schema describes it."""
 
     name: str
-    overload: Any
+    overload: torch._ops.OpOverload
     # The names of its arguments, with defaults where there are any.
     arguments: tuple[str, ...]
     defaults: Mapping[str, object]
@@ -392,7 +393,7 @@ class _Call:
         else:
             arrival.come(upload(host, TO_WEBTORCH[x.dtype])._storage.node.buffer)
 
-    def issue(self, group: c10d.ProcessGroup) -> tuple[list[Any], dict[int, torch.Tensor]]:
+    def issue(self, group: c10d.ProcessGroup) -> tuple[list[c10d.Work], dict[int, torch.Tensor]]:
         """Give Gloo the call, and return its works and the tensors in the host's memory, by those on the device."""
         host: dict[int, torch.Tensor] = {}
         shared = None if self.recipe is None else self.lane.exchange(group)
@@ -423,7 +424,9 @@ class _Call:
             works.append(c10d.Work.unbox(found[-1] if type(found) is tuple else found))
         return works, host
 
-    def settle(self, works: Sequence[Any], host: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+    def settle(
+        self, works: Sequence[c10d.Work], host: dict[int, torch.Tensor]
+    ) -> list[torch.Tensor]:
         """Wait for what Gloo does, write what came, and return what was written."""
         try:
             for work in works:
@@ -507,7 +510,7 @@ class _Work(c10d.Work):
         else:
             call.lane.results.submit(self._settle, *issued)
 
-    def _settle(self, works: Sequence[Any], host: dict[int, torch.Tensor]) -> None:
+    def _settle(self, works: Sequence[c10d.Work], host: dict[int, torch.Tensor]) -> None:
         assert self._call is not None
         try:
             self._found = self._call.settle(works, host)
@@ -517,7 +520,7 @@ class _Work(c10d.Work):
         else:
             self._finish()
 
-    def _note(self, works: Sequence[Any]) -> None:
+    def _note(self, works: Sequence[c10d.Work]) -> None:
         """Keep what Gloo's works tell beside the tensors."""
 
     def _fail(self, error: Exception) -> None:
@@ -613,12 +616,12 @@ class _Message(_Work):
     def _comes_later(self) -> list[torch.Tensor] | None:
         return None
 
-    def start_waiting(self, works: Sequence[Any], host: dict[int, torch.Tensor]) -> None:
+    def start_waiting(self, works: Sequence[c10d.Work], host: dict[int, torch.Tensor]) -> None:
         """Let a thread wait for it."""
         assert self._call is not None
         self._call.lane.messages.submit(self._settle, works, host)
 
-    def _note(self, works: Sequence[Any]) -> None:
+    def _note(self, works: Sequence[c10d.Work]) -> None:
         self.source = int(works[0]._source_rank())
 
     def _source_rank(self) -> int:
@@ -649,7 +652,7 @@ class _Packing:
             joined: torch.Tensor = plan.tensors(nodes, (), user_line())
             return joined
 
-        def call(values: Sequence[Any], options: object) -> Lain:
+        def call(values: Sequence[Tensor], options: object) -> Lain:
             """Return all in one, as it is to lie."""
             return lie(cat([x.reshape((-1,)) for x in values]), True)
 
@@ -667,7 +670,7 @@ class _Packing:
             plan.write_all(tensors, nodes, (), user_line())
             return
 
-        def call(values: Sequence[Any], options: object) -> tuple[Lain, ...]:
+        def call(values: Sequence[Tensor], options: object) -> tuple[Lain, ...]:
             """Return the parts as they are to lie."""
             given = values[0].split([x.numel() for x in tensors])
             return tuple([lie(v.reshape(tuple(x.shape)), False) for v, x in zip(given, tensors)])
@@ -719,10 +722,10 @@ def _broadcast_coalesced(
             torch.autograd.graph.increment_version(some)
 
 
-def _kernel(operator: _Operator) -> Callable[..., Any]:
+def _kernel(operator: _Operator) -> Callable[..., object]:
     """Return the kernel of a collective for tensors on the device."""
 
-    def kernel(*args: object, **options: object) -> Any:
+    def kernel(*args: object, **options: object) -> object:
         interrupt.check()
         sharding.teach()
         given = operator.bind(args, options)

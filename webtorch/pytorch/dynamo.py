@@ -168,7 +168,7 @@ def _lower_forward(
 def _boxed(programs: Programs) -> Function:
     """Return a function that takes its arguments as one list, and says so."""
 
-    def run(args: list[Any]) -> list[Any]:
+    def run(args: list[object]) -> list[object]:
         """Run the programs on the list's tensors."""
         return programs(args)
 
@@ -277,7 +277,7 @@ class Graph:
         self.results: list[Value] = []
         # Inputs that the graph writes.
         self.written: frozenset[int] = frozenset()
-        self.constants: dict[int, Any] = {}
+        self.constants: dict[int, object] = {}
         self.steps: list[Step] = []
         self.result: Any = None
         given = [n for n in nodes if n.op == "placeholder"]
@@ -335,7 +335,7 @@ class Graph:
                 if read.op == "call_function" or number.get(read) not in (None, *written):
                     self._lay(read, slots)
 
-    def _lay_results(self, leaves: list[Any], slots: dict[torch.fx.Node, int]) -> None:
+    def _lay_results(self, leaves: list[object], slots: dict[torch.fx.Node, int]) -> None:
         for node in map(_source, leaves):
             if isinstance(node, torch.fx.Node) and node.op == "call_function":
                 if _is_new(node):
@@ -347,7 +347,7 @@ class Graph:
         if order is not None:
             self.layouts[slots[node]] = order
 
-    def evaluate(self, inputs: Sequence[Any]) -> list[Any]:
+    def evaluate(self, inputs: Sequence[Any]) -> list[object]:
         """Run the graph's operators once on webtorch tensors."""
         values: list[Any] = [None] * self.count
         for slot, value in zip(self.places, inputs, strict=True):

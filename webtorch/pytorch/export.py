@@ -126,7 +126,7 @@ def _capture_each(
 
 def _callable(
     what: Any, call: object, name: str, moved: dict[int, torch.nn.Module]
-) -> tuple[Callable[..., Any], Any, torch.nn.Module | None]:
+) -> tuple[Callable[..., object], object, torch.nn.Module | None]:
     """Return what is called, with which arguments, and the module that it is, on the device."""
     if isinstance(what, torch.export.ExportedProgram):
         if call is None and what.example_inputs is not None:
@@ -163,7 +163,7 @@ def _callable(
         order = [call[n] for n in names if n in call]
         rest = {k: v for k, v in call.items() if k not in names}
 
-        def infer(*args: object, **kwargs: object) -> Any:
+        def infer(*args: object, **kwargs: object) -> object:
             """Call it."""
             return what(*args, **kwargs)
 
@@ -178,7 +178,7 @@ def _input_names(program: ExportedProgram) -> list[str]:
     return [str(n) for n in program.graph_signature.user_inputs]
 
 
-def _arguments(call: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(call: object) -> tuple[tuple[object, ...], dict[str, object]]:
     if isinstance(call, Mapping):
         return (), dict(call)
     if (

@@ -42,7 +42,7 @@ def _function(base: str, overload: str) -> Function | None:
     return FUNCTIONS.get(base)
 
 
-def _are_plain(row: Sequence[Any], options: dict[str, Any]) -> bool:
+def _are_plain(row: Sequence[Any], options: dict[str, object]) -> bool:
     """Whether all are floats of one type and size, numbers, or 0-d: where PyTorch has nothing to check or convert."""
     first = row[0]
     if not first.is_floating_point() or first.dtype is torch.float64:
@@ -63,7 +63,7 @@ def _are_plain(row: Sequence[Any], options: dict[str, Any]) -> bool:
 
 def _kernel(
     operator: OpOverload, base: str, function: Function, inplace: bool
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     kinds = Kinds(is_free(function))
     overload = operator._overloadname
     factored = base in _FACTORED
@@ -76,14 +76,14 @@ def _kernel(
     def learn(
         key: Key,
         row: Sequence[Any],
-        options: dict[str, Any],
+        options: dict[str, object],
         nodes: list[Node],
         numbers: list[float],
-    ) -> Any:
+    ) -> torch.Tensor | None:
         """Record the operation of one tensor, and keep what there is to know of it."""
         out = row[0]
 
-        def call(values: Any, given: Any) -> Lain:
+        def call(values: Sequence[object], given: dict[str, object]) -> Lain:
             """Return the result as it is to lie."""
             return lie(function(*values, **given), True)
 
@@ -95,7 +95,7 @@ def _kernel(
         store(out, found.tensor, True)
         return None
 
-    def kernel(first: Sequence[torch.Tensor], *rest: Any, **kwargs: Any) -> Any:
+    def kernel(first: Sequence[torch.Tensor], *rest: Any, **kwargs: Any) -> object:
         """Record the operation for each tensor of the lists."""
         if flag.pressed:
             check()

@@ -87,7 +87,7 @@ class _Engine(torch._C._ImperativeEngine):
     # Passes at work, of all threads.
     depth = 0
 
-    def run_backward(self, *args: object, **kwargs: object) -> Any:
+    def run_backward(self, *args: object, **kwargs: object) -> tuple[torch.Tensor, ...]:
         """Run a backward pass. Raises what a hook raised."""
         _descend(_LEVELS)
         self.begin()
@@ -118,7 +118,7 @@ class _Plain(torch._C._ImperativeEngine):
     # What is called where a pass begins.
     begin: Callable[[], None]
 
-    def run_backward(self, *args: object, **kwargs: object) -> Any:
+    def run_backward(self, *args: object, **kwargs: object) -> tuple[torch.Tensor, ...]:
         """Run a backward pass."""
         self.begin()
         _taken.errors  # noqa: B018  (the first time in a thread)

@@ -181,7 +181,7 @@ def functional(
             values.append(drawn)
         options = {k: operand(v, name) for k, v in kwargs.items()}
 
-        def call(values: Any, options: Any) -> Any:
+        def call(values: Any, options: dict[str, object]) -> Any:
             """Return the results as they are to lie."""
             return _lain(function(*values, **options), values, forms, layout)
 
@@ -220,7 +220,7 @@ def _filling(name: str, function: Kernel) -> Kernel:
             out = self.as_strided(size, strides, self.storage_offset())
         target = wrap(out)
 
-        def call(values: Any, options: Any) -> Any:
+        def call(values: Sequence[object], options: object) -> Any:
             """Return what is stored."""
             found = function(target, *values)
             return _fitted(out, found, _is_fresh(found, (target, *values)))
@@ -274,7 +274,7 @@ def _inplace(name: str, function: Kernel) -> Kernel:
         values = [operand(a, name) for a in args]
         options = {k: operand(v, name) for k, v in kwargs.items()}
 
-        def call(values: Any, options: Any) -> Any:
+        def call(values: Sequence[Any], options: dict[str, object]) -> Any:
             """Return the result as it is stored in the first operand."""
             result = function(*values, **options)
             return _fitted(self, result, _is_fresh(result, values))
@@ -576,7 +576,7 @@ def whole(overload: OpOverload, function: Kernel, recorded: Kernel | None = None
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
-def first_of(name: str, caller: Callable[..., Any]) -> Kernel:
+def first_of(name: str, caller: Callable[..., object]) -> Kernel:
     """Return the kernel of an operator whose further results are for its gradient: where none is recorded and a
     function of PyTorch's calls, which hands on the first alone, there are no others.
     """

@@ -59,7 +59,7 @@ _FLOATS = frozenset(d for k, d in _PLAIN.items() if k.is_floating_point)
 # Kinds of calls of which all is alike but how their tensors lie, that are found by looking at these.
 _MOST_NEAR = 8
 
-Key = tuple[Any, ...]
+Key = tuple[object, ...]
 # The strides of a tensor, and whether its memory holds the values row-major all the same.
 Lying = tuple[tuple[int, ...], bool]
 # What a kernel calls with the engine's values: its results as they are to lie.
@@ -139,7 +139,7 @@ class Plan:
         return sorted(set(found)) == list(range(len(numbers)))
 
     def write(
-        self, out: torch.Tensor, nodes: list[Node], numbers: Sequence[float], line: Any
+        self, out: torch.Tensor, nodes: list[Node], numbers: Sequence[float], line: object
     ) -> None:
         """Record a call with one result, and overwrite a tensor with it."""
         self._put(out, self.node(nodes, numbers, line), self.place)
@@ -313,7 +313,7 @@ class Kinds:
     def find(
         self,
         args: Sequence[object],
-        kwargs: dict[str, Any],
+        kwargs: dict[str, object],
         nodes: list[Node],
         numbers: list[float],
         out: torch.Tensor | None = None,
@@ -334,7 +334,7 @@ class Kinds:
             home.flush()
         ahead.calls += 1
         home.apart = True
-        parts: list[Any] = [*begun]
+        parts: list[object] = [*begun]
         tensors: list[torch.Tensor] = []
         try:
             values = args
@@ -405,7 +405,7 @@ class Kinds:
         key: Key,
         call: Call,
         values: Sequence[object],
-        options: dict[str, Any],
+        options: dict[str, object],
         nodes: list[Node],
         numbers: Sequence[float],
         marks: Sequence[int] = (),
@@ -431,7 +431,7 @@ class Kinds:
             out.append(found)
             return tuple([tensor_of(x) for x in found]) if several else tensor_of(found)
 
-        out: list[Any] = []
+        out: list[object] = []
         home = opened.runtime
         assert home is not None
         try:
@@ -491,7 +491,7 @@ def alone() -> bool:
     return True
 
 
-def _lies(x: torch.Tensor) -> tuple[Any, ...]:
+def _lies(x: torch.Tensor) -> tuple[object, ...]:
     return x.dtype, x.shape, x.stride(), offset_of(x)
 
 
@@ -537,7 +537,7 @@ def tensor_of(x: object) -> Any:
 
 def _kinds(
     values: Sequence[Any],
-    parts: list[Any],
+    parts: list[object],
     nodes: list[Node],
     tensors: list[torch.Tensor],
     free: list[float] | None,

@@ -262,7 +262,7 @@ _product = kernel_for(torch.ops.aten.mul.out, op.mul)
 
 
 @own("mul.out")
-def _multiplied(x: torch.Tensor, other: Any, *, out: torch.Tensor) -> torch.Tensor:
+def _multiplied(x: torch.Tensor, other: torch.Tensor | float, *, out: torch.Tensor) -> torch.Tensor:
     if type(other) is float and gather(x, other, out):
         return out
     product: torch.Tensor = _product(x, other, out=out)

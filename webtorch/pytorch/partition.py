@@ -123,7 +123,7 @@ class _Call:
     """A call of an operator, or arithmetic on sizes. `leaves`: the arguments, flat; `name`: what is counted."""
 
     out: int
-    function: Callable[..., Any]
+    function: Callable[..., object]
     leaves: list[object]
     spec: TreeSpec
     name: str | None

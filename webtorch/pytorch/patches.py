@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ def _checked_traces() -> None:
         """Return the tensor in float64, on the CPU if it was on the device."""
         return widened(x.cpu() if x.device.type == "webgpu" else x, **options)
 
-    def check_trace(*args: object, **kwargs: object) -> Any:
+    def check_trace(*args: object, **kwargs: object) -> object:
         """Compare the trace, with `double` as above meanwhile."""
         # Not by a mode of functions: traces name the lines that called.
         tensor: Any = torch.Tensor
@@ -114,7 +115,9 @@ def _callbacks() -> None:
     for name in ("apply_", "map_", "map2_"):
         original = getattr(torch.Tensor, name)
 
-        def run(x: torch.Tensor, *args: object, original: Any = original) -> torch.Tensor:
+        def run(
+            x: torch.Tensor, *args: object, original: Callable[..., torch.Tensor] = original
+        ) -> torch.Tensor:
             """Overwrite each element with what the function gives."""
             if x.device.type != "webgpu":
                 found: torch.Tensor = original(x, *args)
@@ -136,7 +139,7 @@ def _default_type() -> None:
     for name in ("_set_default_dtype", "_set_default_tensor_type"):
         original = getattr(module, name)
 
-        def change(kind: object, original: Any = original) -> None:
+        def change(kind: object, original: Callable[..., None] = original) -> None:
             """Set the type."""
             original(kind)
             follow()

@@ -39,7 +39,7 @@ def install(flush: Callable[[], object]) -> None:
     start, stop = profile._start_trace, profile.__exit__
 
     @functools.wraps(start)
-    def started(self: object) -> Any:
+    def started(self: object) -> object:
         """Compute what is pending, and listen."""
         flush()
         found = start(self)
@@ -48,7 +48,7 @@ def install(flush: Callable[[], object]) -> None:
         return found
 
     @functools.wraps(stop)
-    def stopped(self: object, *error: object) -> Any:
+    def stopped(self: object, *error: object) -> object:
         """Compute what is pending, and listen no more."""
         if isinstance(watch.listener, _Listener):
             flush()

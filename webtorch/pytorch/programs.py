@@ -83,7 +83,7 @@ class Ready:
     captured: Capture
     # Of the inputs' storages and these constants, those of the program's inputs in its order.
     constants: list[Storage]
-    pick: Callable[[Storages], Sequence[Any]]
+    pick: Callable[[Storages], Sequence[object]]
     # Inputs whose memory it overwrites.
     donated: list[int]
     # Where each is found.
@@ -499,7 +499,7 @@ class Programs:
             elif point is not None:
                 whole[i] = self.sizes.number(i, point, call.args[i])
 
-        def run(*tensors: Tensor) -> list[Any]:
+        def run(*tensors: Tensor) -> list[object]:
             """Run the graph on inputs of these memories."""
             for i, t, form in zip(self.tensors, tensors, forms):
                 whole[i] = view_of(t._storage, form)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from webtorch.errors import DeviceError
@@ -24,7 +22,7 @@ class Kernel(ShaderKernel):
     @hide
     def __call__(
         self,
-        *args: Any,
+        *args: object,
         threads: Sizes | None = None,
         group_size: Sizes | None = None,
         arg_casts: Casts | None = None,
@@ -47,7 +45,7 @@ class Kernel(ShaderKernel):
             )
         return wrap(x)
 
-    def _check_written(self, x: Any) -> None:
+    def _check_written(self, x: torch.Tensor) -> None:
         if not torch.is_grad_enabled() or not x.requires_grad:
             return
         if x.is_leaf:
@@ -56,7 +54,7 @@ class Kernel(ShaderKernel):
             )
         raise RuntimeError(self._no_gradient())
 
-    def _wrote(self, x: Any, result: Tensor, direct: bool) -> None:
+    def _wrote(self, x: torch.Tensor, result: Tensor, direct: bool) -> None:
         if not direct:
             store(x, self._result(result, x.is_complex()), fresh=True)
         torch.autograd.graph.increment_version(x)

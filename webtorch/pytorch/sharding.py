@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
 # How results lie, and how operands do; None where there is no tensor.
-_Ways: TypeAlias = list[tuple[list[Any], list[Any]]]
+_Ways: TypeAlias = list[tuple[list[object], list[object]]]
 _taught: list[bool] = []
 
 
@@ -43,7 +46,9 @@ def _register(operator: Any, static: int, ways: Callable[..., _Ways]) -> None:
     known[operator] = RuntimeSchemaInfo(static, needs_pytree=True)
 
 
-def _linear_backward(x: Any, gradient: Any, weight: Any, mask: Sequence[bool]) -> _Ways:
+def _linear_backward(
+    x: DTensorSpec, gradient: object, weight: object, mask: Sequence[bool]
+) -> _Ways:
     """Alike, by the batch, by the outputs, or by the inputs."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -64,7 +69,9 @@ def _linear_backward(x: Any, gradient: Any, weight: Any, mask: Sequence[bool]) -
     ]
 
 
-def _split(query: Any, key: Any, mask: Any) -> list[tuple[Any, Any, Any]]:
+def _split(
+    query: DTensorSpec, key: DTensorSpec, mask: DTensorSpec | None
+) -> list[tuple[Any, Any, Any]]:
     """Return how attention may be split: its operands, what it returns with heads behind places, and its mask."""
     from torch.distributed.tensor import Replicate, Shard
 
@@ -75,7 +82,7 @@ def _split(query: Any, key: Any, mask: Any) -> list[tuple[Any, Any, Any]]:
     return [(how, out, None if mask is None else _of_mask(mask, how)) for how, out in ways]
 
 
-def _of_mask(mask: Any, how: Any) -> Any:
+def _of_mask(mask: DTensorSpec, how: Any) -> Any:
     """Return how a mask lies where operands, of four dims, lie so: its dims are the last of these."""
     from torch.distributed.tensor import Replicate, Shard
 
@@ -86,7 +93,13 @@ def _of_mask(mask: Any, how: Any) -> Any:
 
 
 def _attention(
-    query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: float, keeps: str
+    query: DTensorSpec,
+    key: DTensorSpec,
+    value: object,
+    mask: DTensorSpec | None,
+    is_causal: bool,
+    scale: float,
+    keeps: str,
 ) -> _Ways:
     """Alike, by the batch, or by the heads."""
     from torch.distributed.tensor import Replicate
@@ -98,7 +111,13 @@ def _attention(
 
 
 def _attention_backward(
-    g: Any, query: Any, key: Any, value: Any, mask: Any, out: Any, *rest: object
+    g: object,
+    query: DTensorSpec,
+    key: DTensorSpec,
+    value: object,
+    mask: DTensorSpec | None,
+    out: object,
+    *rest: object,
 ) -> _Ways:
     """As the forward pass."""
     return [

@@ -119,7 +119,7 @@ def add(x: torch.Tensor, other: Any, *, alpha: complex = 1) -> torch.Tensor:
 
 
 @_kernel("add_.Tensor")
-def add_(x: torch.Tensor, other: Any, *, alpha: complex = 1) -> torch.Tensor:
+def add_(x: torch.Tensor, other: torch.Tensor, *, alpha: complex = 1) -> torch.Tensor:
     """Add in place."""
     if x.is_sparse:
         return _set(x, add(x, other, alpha=alpha))
@@ -154,7 +154,7 @@ def broadcast_to(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return to_sparse(to_dense(x).expand(shape), len(shape) - x.dense_dim())
 
 
-def _common(x: torch.Tensor, other: Any) -> torch.Tensor:
+def _common(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Return the product of two sparse tensors: at the places that both have."""
     shape = torch.broadcast_shapes(x.shape, other.shape)
     x, other = (t if t.shape == shape else broadcast_to(t, shape) for t in (x, other))
@@ -171,7 +171,7 @@ def _common(x: torch.Tensor, other: Any) -> torch.Tensor:
     return _coo(other._indices()[:, places], values, shape, both)
 
 
-def _found(x: torch.Tensor, other: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _found(x: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return where a coalesced tensor has the places of another one, and whether it has them."""
     if not x._nnz():
         nowhere = other._indices().new_zeros(other._nnz())
@@ -182,7 +182,7 @@ def _found(x: torch.Tensor, other: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @_kernel("mul_.Tensor", "mul_.Scalar")
-def mul_(x: torch.Tensor, other: Any) -> torch.Tensor:
+def mul_(x: torch.Tensor, other: torch.Tensor | complex) -> torch.Tensor:
     """Multiply in place."""
     if not x.is_sparse:
         return x.copy_(to_dense(mul(x, other)))
@@ -190,7 +190,9 @@ def mul_(x: torch.Tensor, other: Any) -> torch.Tensor:
 
 
 @_kernel("div.Tensor", "div.Tensor_mode")
-def div(x: torch.Tensor, other: Any, *, rounding_mode: str | None = None) -> torch.Tensor:
+def div(
+    x: torch.Tensor, other: torch.Tensor | float, *, rounding_mode: str | None = None
+) -> torch.Tensor:
     """Return the values divided by a number."""
     if isinstance(other, torch.Tensor) and other.dim():
         raise RuntimeError(
@@ -204,7 +206,7 @@ def div(x: torch.Tensor, other: Any, *, rounding_mode: str | None = None) -> tor
 
 
 @_kernel("floor_divide")
-def floor_divide(x: torch.Tensor, other: Any) -> torch.Tensor:
+def floor_divide(x: torch.Tensor, other: torch.Tensor | float) -> torch.Tensor:
     """Return the values divided by a number, and rounded down."""
     return div(x, other, rounding_mode="floor")
 
@@ -558,13 +560,18 @@ for _layout in ("csr", "csc", "bsr", "bsc"):
     )
 
 
-def register(library: Any, hide: Callable[[Any], Any]) -> None:
+def register(library: torch.library.Library, hide: Callable[[Kernel], Kernel]) -> None:
     """Register the kernels."""
     for kernels, key in ((KERNELS, "SparsePrivateUse1"), (MAKERS, "PrivateUse1")):
         declare(library, hide, kernels, key)
 
 
-def declare(library: Any, hide: Callable[[Any], Any], kernels: dict[str, Kernel], key: str) -> None:
+def declare(
+    library: torch.library.Library,
+    hide: Callable[[Kernel], Kernel],
+    kernels: dict[str, Kernel],
+    key: str,
+) -> None:
     """Register kernels for a key; those that are PyTorch's own have no frame of Python."""
     for name, kernel in kernels.items():
         library.impl(name, kernel if isinstance(kernel, functools.partial) else hide(kernel), key)

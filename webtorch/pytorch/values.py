@@ -72,7 +72,7 @@ class Evaluates(Protocol):
     taken: range
     packed: range
 
-    def evaluate(self, inputs: Arguments) -> list[Any]:
+    def evaluate(self, inputs: Arguments) -> list[object]:
         """Return the graph's results."""
 
 

@@ -61,7 +61,7 @@ def _refused(x: Tensor) -> Tensor:
 def placed(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a meaning that is computed where its operands can be."""
 
-    def run(*values: object, **options: object) -> Any:
+    def run(*values: object, **options: object) -> object:
         """Compute it on the device, or on the host."""
         given = [
             v for v in (*_each(values), *_each(options.values())) if isinstance(v, (Tensor, DType))

@@ -315,7 +315,7 @@ class PackedTensor(_Packed):
     def __reduce__(self) -> tuple[object, ...]:
         return PackedTensor, (self.bytes().cpu(), self.format, tuple(self.shape), self.dtype)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PackedTensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> PackedTensor:
         made = PackedTensor._of(self.blocks.clone(), self.form, self.shape, self.dtype)
         memo[id(self)] = made
         return made

@@ -63,7 +63,7 @@ def history_of(t: Tensor) -> object:
         return PROMISED
 
 
-def _state(t: Tensor) -> tuple[Any, ...]:
+def _state(t: Tensor) -> tuple[object, ...]:
     storage = t._storage
     return (
         id(storage), storage.elements, storage.version, t._shape, t._strides, t._offset, id(history_of(t)),

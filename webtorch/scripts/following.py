@@ -144,16 +144,16 @@ class Follower:
         self.asides: list[Run] = []
         # The numbers among arguments that have been others, and those of which other ones change more than
         # an argument of the program: by line, callee and place.
-        self.varying: set[Any] = set()
-        self.fixed: set[Any] = set()
+        self.varying: set[object] = set()
+        self.fixed: set[object] = set()
         # Operations that came between those of a script, with their lines.
-        self.early: set[tuple[Callee, Any]] = set()
+        self.early: set[tuple[Callee, object]] = set()
         # Operations that compute what they are given, with the lines where they did.
-        self.lookers: dict[Callee, set[Any]] = {}
+        self.lookers: dict[Callee, set[object]] = {}
         # Whether such a call is being made, which is none of the run's: what it draws is not, either.
         self.looks = False
         # Those with which steps begin that gave what is there, such as a batch that lies where it is wanted.
-        self.idle: dict[Callee, set[Any]] = {}
+        self.idle: dict[Callee, set[object]] = {}
         self.account = Account()
         self.counts, self.reasons = self.account.counts, self.account.reasons
         self.note = self.account.note

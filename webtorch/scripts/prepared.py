@@ -14,9 +14,10 @@ from operator import call, is_, is_not
 from types import CodeType, FunctionType
 from typing import Any
 
+from webtorch.dispatch.call import Args, Kwargs
 from webtorch.ir.view import Shape
 from webtorch.scripts.changes import changes
-from webtorch.scripts.run import CHECKED, regular
+from webtorch.scripts.run import CHECKED, Run, regular
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
@@ -43,11 +44,11 @@ from webtorch.tensors.host import Watched
 from webtorch.tensors.tensor import Tensor
 
 # Whether a call is that of a step: run, arguments by position and by name.
-Matcher = Callable[[Any, tuple[Any, ...], dict[str, Any]], bool]
+Matcher = Callable[[Run, Args, Kwargs], bool]
 # What a step gives.
 Giver = Callable[[Any], Any]
 
-_NAMES: dict[str, Any] = {
+_NAMES: dict[str, object] = {
     "Tensor": Tensor, "OTHER": OTHER, "changes": changes, "new": object.__new__, "nothing": nothing, "ref": weakref.ref,
 }  # fmt: skip
 # Which comparison tells whether a value is what a pattern says; P is the pattern, V its value, N its number.
@@ -75,9 +76,9 @@ class _Text:
         self.lines: list[str] = []
         # What is returned where a value differs.
         self.otherwise = otherwise
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, object] = {}
 
-    def name(self, value: Any) -> str:
+    def name(self, value: object) -> str:
         """Return the name of a value."""
         if type(value) in (int, bool, type(None)):
             return repr(value)
@@ -221,7 +222,7 @@ def matcher(
     return made
 
 
-def _answers(step: Step) -> Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]:
+def _answers(step: Step) -> Callable[[Run, Args, Kwargs], object]:
     """Return the comparison of arguments that returns what the call gives, or OTHER."""
     text = _Text("OTHER")
     _compare_all(text, step.args, step.names, step.kwargs)
@@ -280,7 +281,7 @@ class Watch:
         group = resting()
         self.quick = _Quick.of(self.patterns[:count], watched, group.numbers[: group.early])
 
-    def __call__(self, run: Any, watched: Watched, _: object) -> bool:
+    def __call__(self, run: Run, watched: Watched, _: object) -> bool:
         """Whether the values are what the patterns say."""
         state = watched.state
         if (
@@ -401,7 +402,7 @@ class _Same:
         self.twice = [(p, i) for i, p in enumerate(self.patterns) if p.also]
         return True
 
-    def __call__(self, run: Any, values: Sequence[object]) -> bool:
+    def __call__(self, run: Run, values: Sequence[object]) -> bool:
         """Whether they are; external tensors that are seen first get their numbers."""
         if len(values) != self.count:
             return False
@@ -420,7 +421,7 @@ class _Same:
         )
 
 
-def _are(references: Sequence[Callable[[], Any]], values: Sequence[object]) -> bool:
+def _are(references: Sequence[Callable[[], object]], values: Sequence[object]) -> bool:
     """Whether values are the tensors of references, and each is there: one that nobody has any more is None."""
     return all(map(is_, map(call, references), values)) and all(map(is_not, values, repeat(None)))
 

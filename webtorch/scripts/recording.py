@@ -138,7 +138,7 @@ class Note:
             if p.form == STATIC and type(p.value) in self.numbers and may_vary(p.value)
         ]
 
-    def differing(self, places: list[tuple[object, int]]) -> list[Any]:
+    def differing(self, places: list[tuple[object, int]]) -> list[object]:
         """Return which of these numbers are all that tells the call apart from one that came here before."""
         step, found = self.step, []
         patterns, numbers = [*step.args, *step.kwargs], {i: key for key, i in places}

@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections.abc import Sequence
 from operator import is_
-from typing import Any
 
 from webtorch.ir.graph import Node
 from webtorch.scripts.changes import changes
@@ -18,6 +17,7 @@ from webtorch.scripts.run import Run
 from webtorch.scripts.script import KNOWN, NEW, STATIC, Program, Step, Writes, nothing, picker
 from webtorch.tensors.host import Watched
 from webtorch.tensors.storage import Storage
+from webtorch.tensors.tensor import Tensor
 
 # For how many steps at most storages do not rest where somebody looks at each: twice as many each time.
 _MOST_BUSY = 256
@@ -46,18 +46,18 @@ class Group:
 
     def __init__(self) -> None:
         # The tensors that lie there, and their numbers among the external ones.
-        self.tensors: list[Any] = []
+        self.tensors: list[Tensor] = []
         self.numbers: list[int] = []
         # All of the optimizer's state, if it rests: what is the same tuple while nothing has changed in it, and what
         # picks the tensors that are seen first there. And how many tensors were seen before.
-        self.state: Any = None
+        self.state: object = None
         self.new = picker(())
         self.early = 0
         # The parameters that its optimizer had, and what said whether their options are as they were.
-        self.params: list[Any] = []
+        self.params: list[object] = []
         self.stamps: list[object] = []
         # The memory that the program is given, None where another storage has it: these places. None once it is over.
-        self.buffers: list[Any] | None = None
+        self.buffers: list[object] | None = None
         self.others: list[int] = []
         # The writes of the step to others.
         self.writes: Writes = ()
@@ -82,7 +82,7 @@ class Group:
 
 
 # By optimizer; and those of which some may still rest.
-_of_optimizer: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
+_of_optimizer: weakref.WeakKeyDictionary[object, Group] = weakref.WeakKeyDictionary()
 _tallies: weakref.WeakSet[Tally] = weakref.WeakSet()
 
 
@@ -121,7 +121,7 @@ def let_rest(run: Run, step: Step, program: Program, inputs: Sequence[object]) -
         if kind == "external" and donated
     }
     group = Group()
-    buffers: list[Any] = [None] * len(inputs)
+    buffers: list[object] = [None] * len(inputs)
     writes = []
     with _lock:
         for write in step.writes:

@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -46,7 +46,7 @@ _LIKE = attrgetter(
 )  # fmt: skip
 
 
-def facts_of(t: Tensor) -> tuple[Any, ...] | None:
+def facts_of(t: Tensor) -> tuple[object, ...] | None:
     """Return what an external tensor is like; None if it cannot stand in a script."""
     base = t._base
     graph = history_of(t) is not None
@@ -168,11 +168,11 @@ class Run:
         self.careful = False
         # The storages that rest and were not compared one by one, with the state that they are of, what picks the
         # tensors in it that are not among the external ones for it, and whether the others are known to be theirs.
-        self.resting: tuple[Any, tuple[Any, ...], Picker, bool] | None = None
+        self.resting: tuple[Any, tuple[object, ...], Picker, bool] | None = None
         # The autocast contexts that were open, by number, and what each had cast before: number, leaf, whether
         # gradients were recorded, type.
         self.casts: list[Casts] = []
-        self.cast_before: dict[Node, tuple[int, Any, bool, DType]] = {}
+        self.cast_before: dict[Node, tuple[int, object, bool, DType]] = {}
         # The numbers that calls were given and that may be any, by place.
         self.given = Given()
         # While it is recorded: why it cannot become a script; slots' facts; what was there at the beginning;
@@ -198,7 +198,7 @@ class Run:
     # Few runs need these.
 
     @cached_property
-    def hooks(self) -> dict[int, dict[int, Any]]:
+    def hooks(self) -> dict[int, dict[int, Callable[..., object]]]:
         """The hooks of slots, by number."""
         return {}
 
@@ -229,12 +229,12 @@ class Run:
 
     # ---- what is on
 
-    def modes(self) -> tuple[Any, ...]:
+    def modes(self) -> tuple[object, ...]:
         """Return all that is on on which a call depends: gradients, inference mode, what autocast does, and which
         checkpointed parts are computed.
         """
         state = autocast.state
-        parts: tuple[Any, ...] = ()
+        parts: tuple[object, ...] = ()
         if mode.saved_hooks:
             parts = (tuple([self._part(part_of(hook)) for _, hook in mode.saved_hooks]),)
         if not state.key:
@@ -622,7 +622,7 @@ class Run:
             return watched is not None and step.watches(self, watched, {})  # type: ignore[misc]
         return step.watches is not None and step.watches(self, found, {})
 
-    def watched_of(self, step: Step) -> list[Any]:
+    def watched_of(self, step: Step) -> list[object]:
         """Return what a part of a backward pass depends on: gradients of leaves, and how many hooks there are."""
         leaves = [self.leaf(j) for j, _ in step.leaves]
         return [
@@ -644,7 +644,7 @@ class Run:
         ]
         return (*counts, *map(len, (slots or {}).values()))
 
-    def hooks_of(self, step: Step) -> list[dict[int, Any]]:
+    def hooks_of(self, step: Step) -> list[dict[int, Callable[..., object]]]:
         """Return the hooks that a backward pass may call."""
         leaves = [t for j, _ in step.leaves if (t := self.leaf(j)) is not None]
         found = [hooks for t in leaves for hooks in (t._hooks, t._post_accumulate) if hooks]

@@ -74,7 +74,7 @@ class Step:
         # The user's line, as (code, instruction).
         self.line: Any = None
         # What is on, as `Run.modes` says it.
-        self.modes: tuple[Any, ...] = (True, False)
+        self.modes: tuple[object, ...] = (True, False)
         self.args: list[Pattern] = []
         self.names: tuple[str, ...] = ()
         self.kwargs: list[Pattern] = []
@@ -91,7 +91,7 @@ class Step:
         self.changed: tuple[tuple[int, Facts], ...] = ()
         self.writes: Writes = ()
         # Everything by which two steps are told apart.
-        self.key: Any = None
+        self.key: object = None
         # What the calls up to here have become, and whether some program from here on is known well.
         self.program: Program | None = None
         self.ready = False
@@ -212,7 +212,7 @@ class Pattern:
             out.value = run.given[self.number]
         return out
 
-    def key(self) -> Any:
+    def key(self) -> object:
         """Return what tells patterns apart."""
         if self.form == SEQUENCE:
             return self.form, self.value, tuple([p.key() for p in self.parts])
@@ -323,7 +323,7 @@ class Program:
         if stamped and not self.draws and all(isinstance(a, Reading) for a, _ in self.dynamic):
             self.sources = list(sources.values())
 
-    def key(self) -> Any:
+    def key(self) -> object:
         """Return what is equal for the program of the same calls, made again."""
         args = tuple([argument_key(a) for a in self.args])
         graph = self.used, self.open, self.partly, self.saved
@@ -353,7 +353,7 @@ class Given(dict[int, float]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.decided: dict[Any, Decided] = {}
+        self.decided: dict[object, Decided] = {}
 
     def copy(self) -> Given:
         """Return what was given and decided up to now."""
@@ -375,7 +375,7 @@ class Number(HostScalar):
     anew; what it decides is noted; what else is made of it shows when the call is given another one.
     """
 
-    computed: tuple[Callable[..., float], tuple[Any, ...]] | None = None
+    computed: tuple[Callable[..., float], tuple[object, ...]] | None = None
     # What it is equal to may decide what is called: another number in its place must decide the same.
     compared = True
 
@@ -389,7 +389,7 @@ class Number(HostScalar):
             raise ArithmeticError
         return value
 
-    def place(self) -> Any:
+    def place(self) -> object:
         """Return what is equal for numbers that are computed alike."""
         if self.computed is None:
             return self.key
@@ -429,11 +429,11 @@ class Decided:
     """What was decided by a number: another one must decide the same."""
 
     number: Number
-    function: Callable[..., Any]
+    function: Callable[..., object]
     other: object
     outcome: object
 
-    def key(self) -> Any:
+    def key(self) -> object:
         """Return what is equal for decisions that are made alike."""
         other = self.other.place() if isinstance(self.other, Number) else repr(self.other)
         return self.number.place(), self.function, other, repr(self.outcome)
@@ -525,7 +525,7 @@ class Reading:
         return float(self.source()[self.key])
 
 
-def argument_key(a: Any) -> Any:
+def argument_key(a: Any) -> object:
     """Return what tells arguments of a program apart."""
     if isinstance(a, Number):
         return Number, a.place()

@@ -33,7 +33,7 @@ class Turning:
         # The run in whose script it stands, which holds the pass.
         self.run: weakref.ref[Run] | None = None
         # The function of the user's that is to be called, None at the end.
-        self.function: Callable[..., Any] | None = None
+        self.function: Callable[..., object] | None = None
         # Where it runs: the pass, what it has come to; its functions, the leaves that something has
         # arrived at, and all leaves.
         self.running: Backward | None = None

@@ -1,6 +1,7 @@
 """torch.sparse: tensors of which only some elements are kept, in coordinates and compressed. Floor 5."""
 
 from webtorch.functions import public as _dense
+from webtorch.ir.dtype import Number as _Number
 from webtorch.sparse import dispatch as _dispatch
 from webtorch.sparse import elementwise as _elementwise
 from webtorch.sparse import masked as _masked
@@ -52,7 +53,7 @@ def _reduced(mat1: _Tensor, mat2: _Tensor, reduce: str) -> _Tensor:
 
 
 def addmm(
-    mat: _Tensor, mat1: _Tensor, mat2: _Tensor, *, beta: object = 1.0, alpha: object = 1.0
+    mat: _Tensor, mat1: _Tensor, mat2: _Tensor, *, beta: _Number = 1.0, alpha: _Number = 1.0
 ) -> _Tensor:
     """Return beta * mat + alpha * (mat1 @ mat2), of which mat1 may be sparse."""
     return _addmm(mat, mat1, mat2, beta=beta, alpha=alpha)

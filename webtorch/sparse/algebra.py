@@ -4,12 +4,10 @@ where they belong, so values at one place need not be added before.
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.dispatch.call import dispatched
 from webtorch.errors import ShapeError
 from webtorch.functions import public as dense
-from webtorch.ir.dtype import int64
+from webtorch.ir.dtype import Number, int64
 from webtorch.sparse.dispatch import rule
 from webtorch.sparse.layouts import coalesce, compressed, coo, matching, matching_as, to_dense
 from webtorch.sparse.movement import transpose
@@ -134,7 +132,9 @@ def matmul(input: Tensor, other: Tensor) -> Tensor:
 
 
 @rule("addmm")
-def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+def addmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1
+) -> Tensor:
     """Return beta * input + alpha * (mat1 @ mat2)."""
     product = matmul(mat1, mat2) if _any_sparse(mat1, mat2) else dense.mm(mat1, mat2)
     if alpha != 1:
@@ -149,7 +149,9 @@ def _any_sparse(*tensors: object) -> bool:
 
 
 @rule("addmv")
-def addmv(input: Tensor, mat: Tensor, vec: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+def addmv(
+    input: Tensor, mat: Tensor, vec: Tensor, *, beta: Number = 1, alpha: Number = 1
+) -> Tensor:
     """Return beta * input + alpha * (mat @ vec)."""
     return input * beta + mv(mat, vec) * alpha
 
@@ -170,7 +172,9 @@ def smm(input: Tensor, mat2: Tensor) -> Tensor:
 
 
 @dispatched()
-def sspaddmm(input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+def sspaddmm(
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1, alpha: Number = 1
+) -> Tensor:
     """Return beta * input + alpha * (mat1 @ mat2) as a sparse tensor, of sparse tensors and a dense one."""
     if not isinstance(input, SparseTensor):
         raise RuntimeError("sspaddmm: Argument #1: Expected sparse 'self'")
@@ -206,7 +210,7 @@ dsmm = spmm = dense.mm
 
 
 def sampled_addmm(
-    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Any = 1.0, alpha: Any = 1.0
+    input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: Number = 1.0, alpha: Number = 1.0
 ) -> Tensor:
     """Return beta * input + alpha * (mat1 @ mat2) at the places of `input`, a CSR matrix."""
     if not isinstance(input, SparseTensor) or input.layout is not sparse_csr:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.functions import public as dense
+from webtorch.ir.dtype import Number
 from webtorch.ops.elementwise import check_subtraction
 from webtorch.sparse.dispatch import rule
 from webtorch.sparse.layouts import broadcast, coalesce, coo, matching, matching_as, to_dense
@@ -184,7 +185,7 @@ def add(input: object, other: Any, *, alpha: Any = 1) -> Tensor:
     return dense.clone(out) if out._storage is input._storage else out
 
 
-def _sum(a: SparseTensor, b: SparseTensor, alpha: Any) -> Tensor:
+def _sum(a: SparseTensor, b: SparseTensor, alpha: Number) -> Tensor:
     if a._shape != b._shape:
         raise RuntimeError(
             "add: expected sizes of 'self' and 'other' to match, but "

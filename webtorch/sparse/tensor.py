@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from webtorch.dispatch.call import Living, active
 from webtorch.functions import public as dense
@@ -206,7 +206,7 @@ class SparseTensor(Tensor):
         return self
 
     # What code that knows nothing of layouts asks a tensor for.
-    def _node(self, into: object = None) -> Any:
+    def _node(self, into: object = None) -> NoReturn:
         raise no_kernel("", self)
 
     _flat_node = _pairs = _contents = _node
@@ -216,7 +216,7 @@ class SparseTensor(Tensor):
             self.layout, self.places, self.kept, self._shape, self.coalesced, self.requires_grad,
         )  # fmt: skip
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, Any]) -> SparseTensor:
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
@@ -234,7 +234,7 @@ class SparseTensor(Tensor):
             out._grad = self._grad.__deepcopy__(memo)
         return out
 
-    def __copy__(self) -> Any:
+    def __copy__(self) -> SparseTensor:
         out = SparseTensor.of(self.layout, self.places, self.kept, self._shape, self.coalesced)
         out._requires_grad = self._requires_grad
         return out

@@ -5,20 +5,22 @@ devices.
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any, NoReturn, cast
 
 from webtorch.functions import public as dense
 from webtorch.functions.assign import CONVERTED
 from webtorch.functions.movement import sizes_of
 from webtorch.functions.show import fetcher
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, Number
 from webtorch.ops.record import TABLE
 from webtorch.sparse import layouts
 from webtorch.sparse.construction import empty_compressed, empty_coo, sparse_coo_tensor
 from webtorch.sparse.dispatch import rule
 from webtorch.sparse.tensor import BLOCKS, BY_COLUMN, TITLES, TURNED, SparseTensor, no_kernel
 from webtorch.tensors.above import give
-from webtorch.tensors.device import as_device
+from webtorch.tensors.device import DeviceLike, as_device
+from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.formats import sparse_bsr, sparse_coo, sparse_csr, strided
 from webtorch.tensors.printing import format_sparse
 from webtorch.tensors.promotion import get_default_dtype
@@ -32,7 +34,7 @@ rule("to_sparse", "to_sparse_coo")(layouts.to_sparse)
 rule("sparse_mask")(layouts.sparse_mask)
 
 
-def _compressing(name: str, layout: Any) -> None:
+def _compressing(name: str, layout: Layout) -> None:
     @rule(name)
     def compress(x: Tensor, *args: Any, **options: Any) -> Tensor:
         """Return matrices in a compressed layout: those of blocks take the sizes of one."""
@@ -78,7 +80,7 @@ def values(x: SparseTensor) -> Tensor:
     return x.values_of()
 
 
-def _compressed_part(name: str, kept_by: tuple[Any, ...], what: str, number: int) -> None:
+def _compressed_part(name: str, kept_by: tuple[Layout, ...], what: str, number: int) -> None:
     @rule(name)
     def part(x: Tensor) -> Tensor:
         """Return one of the tensors of places."""
@@ -110,7 +112,7 @@ def dense_dim(x: SparseTensor) -> int:
 
 
 @rule("stride")
-def stride(x: SparseTensor, dim: int | None = None) -> Any:
+def stride(x: SparseTensor, dim: int | None = None) -> int | tuple[int, ...]:
     """Return zeros: the elements lie nowhere."""
     if x.layout is not sparse_coo:
         raise RuntimeError("Sparse CSR tensors do not have strides")
@@ -136,19 +138,19 @@ def nbytes(x: SparseTensor) -> int:
 
 
 @rule("data_ptr", "tolist", "storage_offset")
-def no_memory(x: SparseTensor) -> Any:
+def no_memory(x: SparseTensor) -> NoReturn:
     """Raise: the elements lie nowhere."""
     raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
 
 
 @rule("storage", "untyped_storage", "_typed_storage")
-def no_storage(x: SparseTensor) -> Any:
+def no_storage(x: SparseTensor) -> NoReturn:
     """Raise: the elements lie nowhere."""
     raise NotImplementedError("Cannot access storage of SparseTensorImpl")
 
 
 @rule("numpy", "__array__")
-def numpy(x: SparseTensor, *_: object, **__: object) -> Any:
+def numpy(x: SparseTensor, *_: object, **__: object) -> NoReturn:
     """Raise: NumPy has dense arrays."""
     raise TypeError(
         f"can't convert {TITLES[x.layout]} layout tensor to numpy. Use Tensor.to_dense() first."
@@ -156,7 +158,7 @@ def numpy(x: SparseTensor, *_: object, **__: object) -> Any:
 
 
 @rule("item")
-def item(x: SparseTensor) -> Any:
+def item(x: SparseTensor) -> Number:
     """Return the only element."""
     if x.numel() != 1:
         raise RuntimeError(f"a Tensor with {x.numel()} elements cannot be converted to Scalar")
@@ -170,7 +172,7 @@ def is_nonzero(x: SparseTensor) -> bool:
 
 
 @rule("reshape", "flatten")
-def reshape(x: SparseTensor, *_: object, **__: object) -> Any:
+def reshape(x: SparseTensor, *_: object, **__: object) -> NoReturn:
     """Raise: places would be others."""
     raise RuntimeError("reshape is not implemented for sparse tensors")
 
@@ -191,7 +193,7 @@ def detach(x: SparseTensor) -> SparseTensor:
 
 
 @rule("data")
-def data(x: Tensor, *value: Tensor) -> Any:
+def data(x: Tensor, *value: Tensor) -> Tensor | None:
     """Return a tensor of the same parts without a graph; or take the parts of another one."""
     other = value[0] if value else None
     if isinstance(x, SparseTensor) and other is None:
@@ -260,7 +262,7 @@ for _name, _dtype in CONVERTED.items():
 
 
 @rule("type")
-def type_of(x: SparseTensor, dtype: object = None, non_blocking: bool = False) -> Any:
+def type_of(x: SparseTensor, dtype: object = None, non_blocking: bool = False) -> str | Tensor:
     """Return the legacy type name, or the tensor with values of another type."""
     if dtype is not None:
         return to(x, dtype)
@@ -275,7 +277,9 @@ def type_as(x: Tensor, other: Tensor) -> Tensor:
     return x.to(other.dtype)
 
 
-def empty(name: str, size: Any, dtype: DType, device: Any, layout: Any) -> SparseTensor:
+def empty(
+    name: str, size: Sequence[int], dtype: DType, device: DeviceLike, layout: Layout
+) -> SparseTensor:
     """Return a sparse tensor without values, as `zeros` and `empty` are asked for it."""
     if name not in ("zeros", "empty") or layout in BLOCKS or layout not in TITLES:
         raise RuntimeError(
@@ -299,8 +303,8 @@ def zeros_like(
     x: SparseTensor,
     *,
     dtype: DType | None = None,
-    device: Any = None,
-    layout: Any = None,
+    device: DeviceLike = None,
+    layout: Layout | None = None,
     **options: object,
 ) -> Tensor:
     """Return a tensor of this shape without values."""
@@ -390,7 +394,7 @@ def copy_(x: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
 
 
 @rule("new")
-def new(x: SparseTensor, *args: Any, device: Any = None) -> Tensor:
+def new(x: SparseTensor, *args: Any, device: DeviceLike = None) -> Tensor:
     """Return a COO tensor of places and values, or one without values of the sizes given."""
     if x.layout is not sparse_coo:
         raise RuntimeError(f"Cannot map DispatchKey {layouts.backend_of(x)} to a unique layout.")
@@ -450,7 +454,7 @@ def resize_rows(x: SparseTensor, *size: object, memory_format: object = None) ->
 
 
 @rule("sparse_resize_")
-def resize(x: SparseTensor, size: Any, sparse_dim: int, dense_dim: int) -> SparseTensor:
+def resize(x: SparseTensor, size: Sequence[int], sparse_dim: int, dense_dim: int) -> SparseTensor:
     """Take other sizes: a tensor with values may grow, and keeps them in their order in memory."""
     if len(size) != sparse_dim + dense_dim:
         raise RuntimeError(
@@ -493,7 +497,9 @@ def resize_as(x: SparseTensor, other: Tensor, *, memory_format: object = None) -
 
 
 @rule("sparse_resize_and_clear_")
-def clear(x: SparseTensor, size: Any, sparse_dim: int, dense_dim: int = 0) -> SparseTensor:
+def clear(
+    x: SparseTensor, size: Sequence[int], sparse_dim: int, dense_dim: int = 0
+) -> SparseTensor:
     """Let go of all values, and take other sizes."""
     return x.become(empty_coo(size, x.dtype, x.device, sparse_dim))
 

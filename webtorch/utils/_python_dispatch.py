@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 # The calls of which functions these operators are.
 from webtorch.aten import parts as parts
@@ -32,19 +32,19 @@ class TorchDispatchMode:
         """Return what the operator gives. A mode defines this."""
         raise NotImplementedError
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         # It sees nothing of what was called before.
         refuse_scripts("a mode of __torch_dispatch__ begins")
         active.add(1)
         state.modes = (*state.modes, self)
         return self
 
-    def __exit__(self, *_: object) -> Any:
+    def __exit__(self, *_: object) -> None:
         state.modes = state.modes[:-1]
         active.add(-1)
 
     @classmethod
-    def push(cls, *args: object, **kwargs: object) -> Any:
+    def push(cls, *args: object, **kwargs: object) -> Self:
         """Make a mode: `with Mode()` does the same."""
         return cls(*args, **kwargs)
 
@@ -59,13 +59,13 @@ def _get_current_dispatch_mode() -> object:
     return state.modes[-1] if state.modes else None
 
 
-def _get_current_dispatch_mode_stack() -> list[Any]:
+def _get_current_dispatch_mode_stack() -> list[object]:
     """Return the modes that are on, outermost first."""
     return list(state.modes)
 
 
 @contextlib.contextmanager
-def _without(count: int | None) -> Iterator[Any]:
+def _without(count: int | None) -> Iterator[object]:
     before = state.modes
     state.modes = before[:-count] if count else ()
     try:
@@ -106,7 +106,9 @@ def is_traceable_wrapper_subclass(t: object) -> bool:
     )
 
 
-def return_and_correct_aliasing(func: OpOverload, args: Any, kwargs: object, out: object) -> Any:
+def return_and_correct_aliasing(
+    func: OpOverload, args: Sequence[object], kwargs: object, out: object
+) -> Any:
     """Return what a `__torch_dispatch__` ends with: what the operator writes to is returned itself."""
     arguments = func._schema.arguments
     written = [x for a, x in zip(arguments, args, strict=False) if a.is_write]

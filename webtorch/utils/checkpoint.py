@@ -37,7 +37,9 @@ __all__ = [
     "set_device_states",
 ]
 
-ContextPair = tuple[contextlib.AbstractContextManager[Any], contextlib.AbstractContextManager[Any]]
+ContextPair = tuple[
+    contextlib.AbstractContextManager[object], contextlib.AbstractContextManager[object]
+]
 
 
 class CheckpointError(RuntimeError):
@@ -126,8 +128,8 @@ def checkpoint_sequential(
     return _chain(steps[(segments - 1) * size :])(input)
 
 
-def _chain(steps: Sequence[Callable[..., object]]) -> Callable[[Any], object]:
-    def run(x: object) -> Any:
+def _chain(steps: Sequence[Callable[..., object]]) -> Callable[[object], object]:
+    def run(x: object) -> object:
         """Return x after all steps."""
         for step in steps:
             x = step(x)
@@ -182,7 +184,7 @@ def detach_variable(inputs: tuple[object, ...]) -> tuple[Any, ...]:
     )
 
 
-def get_device_states(*args: object) -> tuple[list[int], list[Any]]:
+def get_device_states(*args: object) -> tuple[list[int], list[Tensor]]:
     """Return the numbers of the devices of tensors that are not on the CPU, and the states of their
     random numbers.
     """
@@ -193,7 +195,7 @@ def get_device_states(*args: object) -> tuple[list[int], list[Any]]:
 
 
 def set_device_states(
-    devices: Sequence[int], states: Sequence[Any], *, device_type: str | None = None
+    devices: Sequence[int], states: Sequence[Tensor], *, device_type: str | None = None
 ) -> None:
     """Put back what `get_device_states` gave."""
     for number, state in zip(devices, states, strict=False):

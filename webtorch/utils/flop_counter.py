@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -21,7 +21,7 @@ __all__ = ["FlopCounterMode", "register_flop_formula"]
 
 Formula = Callable[..., int]
 Sizes = Sequence[int]
-flop_registry: dict[Any, Formula] = {}
+flop_registry: dict[object, Formula] = {}
 
 
 def get_shape(x: object) -> Any:
@@ -213,15 +213,19 @@ class FlopCounterMode:
     """A block whose products are counted: `flop_counts` by module and operator."""
 
     def __init__(
-        self, mods: Any = None, depth: int = 2, display: bool = True, custom_mapping: dict[Any, Any] | None = None
-    ) -> None:  # fmt: skip
+        self,
+        mods: object = None,
+        depth: int = 2,
+        display: bool = True,
+        custom_mapping: Mapping[object, Formula] | None = None,
+    ) -> None:
         """Say how deep modules are shown, whether they are at all, and the formulas of operators of one's own."""
         if mods is not None:
             warnings.warn(
                 "mods argument is not needed anymore, you can stop passing it",
                 stacklevel=user_depth(),
             )
-        self.flop_counts: dict[str, dict[Any, int]] = defaultdict(lambda: defaultdict(int))
+        self.flop_counts: dict[str, dict[object, int]] = defaultdict(lambda: defaultdict(int))
         self.depth, self.display = depth, display
         given = custom_mapping or {}
         self.flop_registry = flop_registry | {
@@ -234,7 +238,7 @@ class FlopCounterMode:
         """Return the count of all."""
         return sum(self.flop_counts["Global"].values())
 
-    def get_flop_counts(self) -> dict[str, dict[Any, int]]:
+    def get_flop_counts(self) -> dict[str, dict[object, int]]:
         """Return the counts by module, and by operator."""
         return {k: dict(v) for k, v in self.flop_counts.items()}
 
@@ -285,7 +289,9 @@ class FlopCounterMode:
         if self.display:
             print(self.get_table(self.depth))  # noqa: T201
 
-    def count(self, operator: object, out: object, args: Any, kwargs: Any) -> None:
+    def count(
+        self, operator: object, out: object, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
         """Count a call for the modules that run."""
         formula = self.flop_registry.get(operator)
         if formula is not None:

@@ -34,7 +34,7 @@ class FakeTensor:
 class FakeTensorMode:
     """A class to check for; making one raises."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         """Raise."""
         raise RuntimeError(
             'torch._subclasses.FakeTensorMode: it belongs to PyTorch\'s own compiler; use device="meta" for shapes '

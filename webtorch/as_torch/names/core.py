@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.functions.storages import StorageBase as StorageBase
@@ -174,8 +175,8 @@ _ConvBackend = enum.Enum(
 
 
 def _select_conv_backend(
-    input: Any, weight: Any, bias: object, stride: Any, padding: object, dilation: Any, transposed: bool,
-    output_padding: Any, groups: int, *_: object,
+    input: Tensor, weight: Tensor, bias: object, stride: Sequence[int], padding: object, dilation: Sequence[int],
+    transposed: bool, output_padding: Sequence[int], groups: int, *_: object,
 ) -> Any:  # fmt: skip
     """Return which of its kernels PyTorch would take without libraries of others: they compute the same."""
     if not input.numel() or not weight.numel():
@@ -185,17 +186,17 @@ def _select_conv_backend(
     return _ConvBackend[f"Slow{kind}{rank}d"]
 
 
-def _storage_address(tensor: Any) -> int:
+def _storage_address(tensor: Tensor) -> int:
     """Return a number that stands for a tensor's storage."""
     return id(tensor._storage)
 
 
-def _data_address(tensor: Any) -> int:
+def _data_address(tensor: Tensor) -> int:
     """Return a number that stands for the memory of a tensor's value."""
     return id(tensor._storage.realize().buffer)
 
 
-def _is_cow_tensor(tensor: Any) -> bool:
+def _is_cow_tensor(tensor: Tensor) -> bool:
     """Whether a tensor's memory is copied when it is written, as `_lazy_clone` has it."""
     return is_lazily_cloned(tensor._storage)
 

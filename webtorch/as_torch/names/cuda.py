@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from webtorch import cuda
 from webtorch.functions import legacy, storages
@@ -36,7 +36,7 @@ class graph(_Absent):
 class _Named(type):
     """A class of CUDA's tensors or storages, of which nothing is an instance."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
         raise TypeError(f"type {cls.__name__} not available. Torch not compiled with CUDA enabled.")
 
     def __getattr__(cls, name: str) -> Any:
@@ -45,7 +45,7 @@ class _Named(type):
         return _refuse
 
 
-def _refuse(*args: object, **kwargs: object) -> Any:
+def _refuse(*args: object, **kwargs: object) -> NoReturn:
     raise RuntimeError("Not available for CUDA storage")
 
 

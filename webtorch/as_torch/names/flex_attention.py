@@ -18,15 +18,15 @@ __all__ = [
 _DEFAULT_SPARSE_BLOCK_SIZE = 128
 
 
-def noop_mask(batch: Any, head: object, token_q: object, token_kv: object) -> Any:
+def noop_mask(batch: Tensor, head: object, token_q: object, token_kv: object) -> Tensor:
     """Return True: everything may be looked at."""
     return webtorch.ones_like(batch, dtype=webtorch.bool)
 
 
-def and_masks(*mask_mods: Callable[..., Any]) -> Callable[..., Any]:
+def and_masks(*mask_mods: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the mask function that is true where all of them are."""
 
-    def mask(b: object, h: object, q: object, k: object) -> Any:
+    def mask(b: object, h: object, q: object, k: object) -> Tensor:
         """Return whether all masks let the query see the key."""
         found = mask_mods[0](b, h, q, k)
         for one in mask_mods[1:]:
@@ -36,10 +36,10 @@ def and_masks(*mask_mods: Callable[..., Any]) -> Callable[..., Any]:
     return mask
 
 
-def or_masks(*mask_mods: Callable[..., Any]) -> Callable[..., Any]:
+def or_masks(*mask_mods: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return the mask function that is true where one of them is."""
 
-    def mask(b: object, h: object, q: object, k: object) -> Any:
+    def mask(b: object, h: object, q: object, k: object) -> Tensor:
         """Return whether a mask lets the query see the key."""
         found = mask_mods[0](b, h, q, k)
         for one in mask_mods[1:]:
@@ -58,7 +58,7 @@ def _indices(sizes: tuple[int, ...], device: Any) -> list[Tensor]:
 
 
 def create_mask(
-    mod_fn: Callable[..., Any],
+    mod_fn: Callable[..., Tensor],
     B: int | None,
     H: int | None,
     Q_LEN: int,
@@ -87,7 +87,9 @@ class AuxOutput(NamedTuple):
 class BlockMask:
     """A mask of attention (B, H, Q, KV). The kernels here compute every block, masked."""
 
-    def __init__(self, mask: Tensor, mask_mod: Callable[..., Any], block_size: Any) -> None:
+    def __init__(
+        self, mask: Tensor, mask_mod: Callable[..., Tensor], block_size: int | tuple[int, int]
+    ) -> None:
         """Take the values and the function that they came from."""
         self.mask, self.mask_mod = mask, mask_mod
         self.BLOCK_SIZE = (block_size, block_size) if isinstance(block_size, int) else block_size
@@ -104,7 +106,7 @@ class BlockMask:
         padded = nn.functional.pad(self.mask.to(webtorch.int32), (0, -columns % k, 0, -rows % q))
         return padded.unflatten(3, (-1, k)).unflatten(2, (-1, q)).amax((3, 5))
 
-    def to(self, device: Any) -> BlockMask:
+    def to(self, device: object) -> BlockMask:
         """Return the mask on another device."""
         return BlockMask(self.mask.to(device), self.mask_mod, self.BLOCK_SIZE)
 
@@ -112,20 +114,20 @@ class BlockMask:
         """Return the percentage of blocks without anything to look at."""
         return 100 * (1 - self.to_dense().float().mean().item())
 
-    def __getitem__(self, index: Any) -> BlockMask:
+    def __getitem__(self, index: object) -> BlockMask:
         index = index if isinstance(index, tuple) else (index,)
         kept = tuple(slice(i, i + 1) if isinstance(i, int) else i for i in index)
         return BlockMask(self.mask[kept], self.mask_mod, self.BLOCK_SIZE)
 
 
 def create_block_mask(
-    mask_mod: Callable[..., object],
+    mask_mod: Callable[..., Tensor],
     B: int | None,
     H: int | None,
     Q_LEN: int,
     KV_LEN: int,
     device: object = None,
-    BLOCK_SIZE: object = _DEFAULT_SPARSE_BLOCK_SIZE,
+    BLOCK_SIZE: int | tuple[int, int] = _DEFAULT_SPARSE_BLOCK_SIZE,
     _compile: bool = False,
 ) -> BlockMask:
     """Return the mask of a function (batch, head, query, key) -> bool."""
@@ -136,7 +138,7 @@ def flex_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    score_mod: Callable[..., Any] | None = None,
+    score_mod: Callable[..., Tensor] | None = None,
     block_mask: BlockMask | None = None,
     scale: float | None = None,
     enable_gqa: bool = False,

@@ -27,7 +27,7 @@ def foreach(name: str) -> Callable[..., Any]:
     """
     plain = name.removesuffix("_")
 
-    def one(x: Any, *args: Any, **kwargs: Any) -> Any:
+    def one(x: Any, *args: Any, **kwargs: Any) -> object:
         """Return the operation of one tensor."""
         if plain in ("maximum", "minimum"):
             # These take numbers in lists of tensors, and have no form in place for single ones.
@@ -39,7 +39,7 @@ def foreach(name: str) -> Callable[..., Any]:
             return webtorch.pow(x, *args)
         return getattr(x, name)(*args, **kwargs)
 
-    def run(self: object, *args: object, **kwargs: object) -> Any:
+    def run(self: object, *args: object, **kwargs: object) -> object:
         """Return the operation of each tensor of the list; arguments may be lists as long."""
         args = (*args, *(kwargs.pop(n) for n in _POSITIONAL if n in kwargs))
         if plain in ("addcdiv", "addcmul") and len(args) == 3:
@@ -70,7 +70,7 @@ def _group_tensors_by_device_and_dtype(
     tensorlistlist: list[list[object]], with_indices: bool = False
 ) -> dict[Any, Any]:
     """Return {(device, dtype): (lists, indices)}; the first list decides, and None goes along."""
-    found: dict[Any, tuple[list[list[object]], list[int]]] = {}
+    found: dict[object, tuple[list[list[object]], list[int]]] = {}
     for index, row in enumerate(
         zip(*(l or [None] * len(tensorlistlist[0]) for l in tensorlistlist), strict=True)
     ):

@@ -28,7 +28,7 @@ def warn_deprecated(api: str, new_api: str | None = None) -> None:
 
 def _warning(function: Callable[..., Any], new_api: str | None = None) -> Callable[..., Any]:
     @functools.wraps(function)
-    def called(*args: object, **kwargs: object) -> Any:
+    def called(*args: object, **kwargs: object) -> object:
         """Warn, and call."""
         warn_deprecated(function.__name__, new_api)
         return function(*args, **kwargs)

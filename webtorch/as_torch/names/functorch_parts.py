@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from webtorch.func import functional_call, stack_module_state
@@ -33,7 +33,9 @@ class FunctionalModuleWithBuffers(Module):
         self.stateless_model = model
         self.param_names, self.buffer_names = tuple(params), tuple(buffers)
 
-    def forward(self, params: Any, buffers: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(
+        self, params: Iterable[Tensor], buffers: Iterable[Tensor], *args: object, **kwargs: object
+    ) -> Any:
         """Call the module with these in place of its own."""
         state = dict(zip(self.param_names, params, strict=True))
         state |= zip(self.buffer_names, buffers, strict=True)
@@ -43,7 +45,7 @@ class FunctionalModuleWithBuffers(Module):
 class FunctionalModule(FunctionalModuleWithBuffers):
     """A module that is called with its parameters, in order."""
 
-    def forward(self, params: object, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, params: Iterable[Tensor], *args: object, **kwargs: object) -> Any:
         """Call the module with these in place of its own."""
         return super().forward(params, (), *args, **kwargs)
 
@@ -78,7 +80,7 @@ def functional_init(
 ) -> Callable[..., Any]:
     """Return what makes modules of a class: their weights, stacked, a function of weights and arguments, and names."""
 
-    def made(*args: object, **kwargs: object) -> Any:
+    def made(*args: object, **kwargs: object) -> tuple[object, ...]:
         """Make them with the class's arguments."""
         parts = functional_init_with_buffers(model_class, ensemble_shape, device)(*args, **kwargs)
         weights, _, function, names, _ = parts
@@ -92,7 +94,7 @@ def functional_init_with_buffers(
 ) -> Callable[..., Any]:
     """Return what makes modules of a class: weights and buffers, a function of these and arguments, and names."""
 
-    def made(*args: object, **kwargs: object) -> Any:
+    def made(*args: object, **kwargs: object) -> tuple[object, ...]:
         """Make them with the class's arguments."""
         if len(ensemble_shape) >= 2:
             raise ValueError("NYI: ensemble_shape with more than 1 element")
@@ -144,7 +146,7 @@ def chunk_vmap(
     if chunks == 1:
         return vmap(func, in_dims=in_dims, out_dims=out_dims, randomness=randomness)
 
-    def called(*args: object, **kwargs: object) -> Any:
+    def called(*args: object, **kwargs: object) -> object:
         """Call, in parts of one size."""
         dims = in_dims if isinstance(in_dims, tuple) else (in_dims,) * len(args)
         sizes = [
@@ -160,7 +162,7 @@ def chunk_vmap(
     return called
 
 
-def _slice_argnums(args: tuple[object, ...], argnums: object, as_tuple: bool = True) -> Any:
+def _slice_argnums(args: tuple[object, ...], argnums: object, as_tuple: bool = True) -> object:
     """Return the arguments that are differentiated; with `as_tuple` a single one as a tuple."""
     found = tuple([args[n] for n in checked_argnums(argnums, len(args))])
     return found if as_tuple or not isinstance(argnums, int) else found[0]
@@ -171,7 +173,7 @@ def restore_vmap(
 ) -> Callable[..., Any]:
     """Return vmap of a function that returns (outputs, where each has the dimension); in_dims may all be None."""
 
-    def called(*args: object, **kwargs: object) -> Any:
+    def called(*args: object, **kwargs: object) -> object:
         """Call with the dimensions hidden."""
         leaves, spec = tree_flatten(args)
         dims = broadcast_leaves(in_dims, spec) or []

@@ -30,7 +30,7 @@ def boolean_dispatch(
 ) -> Callable[..., Any]:
     """Return a function that calls one of two by an argument."""
 
-    def choose(*args: object, **kwargs: object) -> Any:
+    def choose(*args: object, **kwargs: object) -> object:
         """Call the one function or the other, as the argument says."""
         given = args[arg_index] if len(args) > arg_index else kwargs.get(arg_name, default)
         return (if_true if given else if_false)(*args, **kwargs)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from webtorch import autograd
 from webtorch.functions import public as webtorch
@@ -17,6 +17,8 @@ __all__ = [
     "triton_op", "wrap_triton",
 ]  # fmt: skip
 
+_F = TypeVar("_F", bound=Callable[..., object])
+
 # "namespace::name" -> its operator.
 _OPERATORS: dict[str, CustomOpDef] = {}
 
@@ -24,13 +26,13 @@ _OPERATORS: dict[str, CustomOpDef] = {}
 class CustomOpDef:
     """An operator: a function with a name, and perhaps a gradient of its own."""
 
-    def __init__(self, name: str, function: Callable[..., Any] | None = None) -> None:
+    def __init__(self, name: str, function: Callable[..., object] | None = None) -> None:
         """Name the operator."""
         self._name = self._qualname = name
         self._function = function
-        self._kernels: dict[str, Callable[..., Any]] = {}
-        self._backward: Callable[..., Any] | None = None
-        self._setup_context: Callable[..., Any] | None = None
+        self._kernels: dict[str, Callable[..., object]] = {}
+        self._backward: Callable[..., object] | None = None
+        self._setup_context: Callable[..., object] | None = None
         if function is not None:
             functools.update_wrapper(self, function)
         _OPERATORS[name] = self
@@ -50,7 +52,7 @@ class CustomOpDef:
         """Return the names of the overloads."""
         return ["default"]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the function; its gradient is the one registered, or that of what it computes."""
         if self._backward is None:
             return self._run(*args, **kwargs)
@@ -60,7 +62,7 @@ class CustomOpDef:
             args = bound.args
         return _differentiated(self).apply(*args)
 
-    def _run_of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[..., Any]:
+    def _run_of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[..., object]:
         if self._kernels:
             for x in (*args, *kwargs.values()):
                 if isinstance(x, webtorch.Tensor) and x.device.type in self._kernels:
@@ -77,7 +79,7 @@ class CustomOpDef:
     def register_kernel(self, device_types: Any, func: Any = None, /) -> Any:
         """Give the function for devices of some kinds ("cpu"); None is all of them."""
 
-        def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        def register(function: _F) -> _F:
             """Note the function for the kinds of devices; return it."""
             if device_types in (None, "default"):
                 self._function = function
@@ -113,7 +115,7 @@ def _differentiated(operator: CustomOpDef) -> Any:
         """The operator with the gradient that was registered for it."""
 
         @staticmethod
-        def forward(ctx: object, *args: object) -> Any:
+        def forward(ctx: object, *args: object) -> object:
             """Run the operator, and its setup_context if it has one."""
             out = operator._run(*args)
             if operator._setup_context is not None:
@@ -121,7 +123,7 @@ def _differentiated(operator: CustomOpDef) -> Any:
             return out
 
         @staticmethod
-        def backward(ctx: object, *grads: object) -> Any:
+        def backward(ctx: object, *grads: object) -> object:
             """Return the gradients that the registered function gives."""
             assert operator._backward is not None
             return operator._backward(ctx, *grads)
@@ -179,7 +181,7 @@ def impl(qualname: object, types: object, func: object = None, *, lib: object = 
     """Give the function of an operator for devices of some kinds; or of one of a library, as in its own `impl`."""
     if isinstance(qualname, Library):
 
-        def given(function: Callable[..., Any]) -> Callable[..., Any]:
+        def given(function: _F) -> _F:
             """Give the function to the library's operator."""
             key = func if isinstance(func, str) else ""
             qualname.impl(types, function, key)
@@ -218,7 +220,12 @@ def register_autocast(
 
 
 def register_autograd(
-    op: object, backward: Any, /, *, setup_context: Any = None, lib: object = None
+    op: object,
+    backward: Callable[..., object],
+    /,
+    *,
+    setup_context: Callable[..., object] | None = None,
+    lib: object = None,
 ) -> None:
     """Take the gradient of an operator."""
     _operator(op).register_autograd(backward, setup_context=setup_context)
@@ -252,7 +259,7 @@ class Library:
     def impl(
         self,
         op_name: Any,
-        fn: Callable[..., Any],
+        fn: Callable[..., object],
         dispatch_key: str = "",
         *,
         with_keyset: bool = False,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from webtorch.as_torch.names.core import DispatchKey
 from webtorch.aten.dispatch import OpOverload as OpOverload
 from webtorch.aten.dispatch import OpOverloadPacket as OpOverloadPacket
 from webtorch.tensors.tensor import Tensor
 from webtorch.utils._pytree import tree_leaves
+
+_F = TypeVar("_F", bound=Callable[..., object])
 
 # Where a call goes, the first that there is.
 _KEYS = ("Autograd{}", "Autograd", "CompositeExplicitAutograd", "CompositeImplicitAutograd", "{}")
@@ -28,19 +30,19 @@ class HigherOrderOperator:
             )
         self._name = self.__name__ = name
         self.namespace = "higher_order"
-        self.py_kernels: dict[object, Callable[..., Any]] = {}
+        self.py_kernels: dict[object, Callable[..., object]] = {}
 
-    def py_impl(self, k: object) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def py_impl(self, k: object) -> Callable[[_F], _F]:
         """Decorate the kernel for a key of PyTorch's dispatcher, or for a transform."""
 
-        def keep(fn: Callable[..., Any]) -> Callable[..., Any]:
+        def keep(fn: _F) -> _F:
             """Take the function."""
             self.py_kernels[k] = fn
             return fn
 
         return keep
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         """Compute. Raises NotImplementedError where there is no kernel for the device."""
         first = next((x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)), None)
         device = "CPU" if first is None or first.is_cpu else "PrivateUse1"

@@ -17,7 +17,7 @@ def _enter(name: str, args: str | None = None) -> record_function:
 
 
 # torch.ops.profiler: ranges that begin and end by calls.
-_RANGES: dict[str, Any] = {
+_RANGES: dict[str, object] = {
     "_record_function_enter": _enter,
     "_record_function_enter_new": _enter,
     "_record_function_exit": lambda handle: handle.__exit__(),

@@ -26,7 +26,7 @@ def _use_grad_for_differentiable(func: Any) -> Any:
     """Return a step that records gradients only for an optimizer made with differentiable=True."""
 
     @functools.wraps(func)
-    def step(self: Any, *args: object, **kwargs: object) -> Any:
+    def step(self: Any, *args: object, **kwargs: object) -> object:
         """Call the step, recorded if the optimizer is differentiable."""
         with webtorch.set_grad_enabled(self.defaults.get("differentiable", False)):
             return func(self, *args, **kwargs)

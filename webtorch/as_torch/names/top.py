@@ -11,6 +11,7 @@ from webtorch.functions import public as webtorch
 from webtorch.ops.record import TABLE
 from webtorch.tensors.absent import why_missing
 from webtorch.tensors.formats import layout
+from webtorch.tensors.tensor import Tensor
 from webtorch.version import __version__ as __version__
 
 
@@ -42,12 +43,12 @@ qint8, quint8, qint32 = AbsentDType("qint8"), AbsentDType("quint8"), AbsentDType
 quint4x2, quint2x4 = AbsentDType("quint4x2"), AbsentDType("quint2x4")
 
 
-def _is_all_true(input: Any) -> Any:
+def _is_all_true(input: Tensor) -> Tensor:
     """Whether all elements of a bool tensor are true, as a tensor."""
     return input.all()
 
 
-def _is_any_true(input: Any) -> Any:
+def _is_any_true(input: Tensor) -> Tensor:
     """Whether an element of a bool tensor is true, as a tensor."""
     return input.any()
 
@@ -106,7 +107,7 @@ def compiled_with_cxx11_abi() -> bool:
 _grid_sampler_2d_cpu_fallback = webtorch.grid_sampler_2d
 
 
-def _int_mm(input: Any, mat2: Any, *, out: Any = None) -> Any:
+def _int_mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Return the product of two matrices of int8 in int32."""
     for name, x, types in (("self", input, ("int8", "uint8")), ("mat2", mat2, ("int8",))):
         if x.dtype.name not in types:
@@ -118,35 +119,37 @@ def _int_mm(input: Any, mat2: Any, *, out: Any = None) -> Any:
 
 
 def _addmm_activation(
-    input: Any,
-    mat1: Any,
-    mat2: Any,
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
     *,
-    beta: Any = 1,
-    alpha: Any = 1,
+    beta: float = 1,
+    alpha: float = 1,
     use_gelu: bool = False,
-    out: Any = None,
-) -> Any:
+    out: Tensor | None = None,
+) -> Tensor:
     """Return what `addmm` gives, through GELU or cut off at zero."""
     found = webtorch.addmm(input, mat1, mat2, beta=beta, alpha=alpha)
     found = TABLE["gelu"](found) if use_gelu else found.relu()
     return found if out is None else out.copy_(found)
 
 
-def _weight_int8pack_mm(input: Any, mat2: Any, scales: Any) -> Any:
+def _weight_int8pack_mm(input: Tensor, mat2: Tensor, scales: Tensor) -> Tensor:
     """Return the product with weights of int8, which lie as those of a linear layer, and of which each row has a
     factor.
     """
     return webtorch.mm(input, mat2.to(input.dtype).t()) * scales
 
 
-def _convert_weight_to_int4pack_for_cpu(input: Any, innerKTiles: int) -> Any:
+def _convert_weight_to_int4pack_for_cpu(input: Tensor, innerKTiles: int) -> Tensor:
     """Return numbers from 0 to 15, two in a byte, in their order."""
     pairs = input.reshape(input.shape[0], -1, 2).to(webtorch.int32)
     return (pairs[..., 0] + pairs[..., 1] * 16).to(webtorch.uint8)
 
 
-def _weight_int4pack_mm_for_cpu(input: Any, mat2: Any, qGroupSize: int, qScaleAndZeros: Any) -> Any:
+def _weight_int4pack_mm_for_cpu(
+    input: Tensor, mat2: Tensor, qGroupSize: int, qScaleAndZeros: Tensor
+) -> Tensor:
     """Return the product with weights of 4 bits, as those of a linear layer: of each group of a row there are a factor
     and what the number 8 stands for.
     """
@@ -159,40 +162,44 @@ def _weight_int4pack_mm_for_cpu(input: Any, mat2: Any, qGroupSize: int, qScaleAn
 
 
 def _unique2(
-    input: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
-) -> Any:
+    input: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> Tensor | tuple[Tensor, ...]:
     """Return the different elements, where each went and how often it occurs."""
     return webtorch.unique(input, sorted, True, True)
 
 
-def _unique(input: object, sorted: bool = True, return_inverse: bool = False) -> Any:
+def _unique(
+    input: Tensor, sorted: bool = True, return_inverse: bool = False
+) -> Tensor | tuple[Tensor, ...]:
     """Return the different elements, and where each went."""
     return _unique2(input)[:2]
 
 
 def unique_dim(
-    input: Any,
+    input: Tensor,
     dim: int,
     sorted: bool = True,
     return_inverse: bool = False,
     return_counts: bool = False,
-) -> Any:
+) -> Tensor | tuple[Tensor, ...]:
     """Return the different slices along a dimension, where each went and how often it occurs."""
     return webtorch.unique(input, sorted, True, True, dim)
 
 
-def _add_relu(input: Any, other: Any, *, alpha: Any = 1, out: Any = None) -> Any:
+def _add_relu(
+    input: Tensor, other: Tensor, *, alpha: float = 1, out: Tensor | None = None
+) -> Tensor:
     """Return the sum, zero where it is negative."""
     found = webtorch.add(input, other, alpha=alpha).relu()
     return found if out is None else out.copy_(found)
 
 
-def _add_relu_(input: Any, other: Any, *, alpha: Any = 1) -> Any:
+def _add_relu_(input: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
     """Do the same in place."""
     return input.add_(other, alpha=alpha).relu_()
 
 
-def _debug_has_internal_overlap(tensor: Any) -> int:
+def _debug_has_internal_overlap(tensor: Tensor) -> int:
     """Return 0 if no two elements share a place, 1 if some do, 2 where that takes more than a look at the strides."""
     if tensor.is_contiguous() or not tensor.numel():
         return 0
@@ -208,13 +215,13 @@ def _debug_has_internal_overlap(tensor: Any) -> int:
 
 
 def _amp_update_scale_(
-    self: Any,
-    growth_tracker: Any,
-    found_inf: Any,
+    self: Tensor,
+    growth_tracker: Tensor,
+    found_inf: Tensor,
     scale_growth_factor: float,
     scale_backoff_factor: float,
     growth_interval: int,
-) -> Any:
+) -> Tensor:
     """Step the scale of a gradient scaler: back where an infinity was found, up after so many steps without."""
     bad = found_inf > 0
     count = webtorch.where(bad, 0, growth_tracker + 1)
@@ -226,7 +233,7 @@ def _amp_update_scale_(
 
 
 def _amp_foreach_non_finite_check_and_unscale_(
-    tensors: Any, found_inf: Any, inv_scale: Any
+    tensors: list[Tensor], found_inf: Tensor, inv_scale: Tensor
 ) -> None:
     """Multiply gradients by a number, and note whether one of them is not finite."""
     for t in tensors:

@@ -7,7 +7,7 @@ are made of is differentiable, so torchvision's own gradients are not used. Regi
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import NoReturn
 
 from webtorch.as_torch.names.library import CustomOpDef
 from webtorch.nn import regions
@@ -26,8 +26,8 @@ class _Operator(CustomOpDef):
         """Do nothing."""
 
 
-def _absent(name: str) -> Callable[..., Any]:
-    def refuse(*args: object, **kwargs: object) -> Any:
+def _absent(name: str) -> Callable[..., NoReturn]:
+    def refuse(*args: object, **kwargs: object) -> NoReturn:
         """Raise NotImplementedError: the operator needs PyTorch's C++ core."""
         raise NotImplementedError(
             f"torchvision.ops.{name.strip('_')}: this operator of torchvision is compiled for PyTorch's C++ core. "
@@ -37,7 +37,7 @@ def _absent(name: str) -> Callable[..., Any]:
     return refuse
 
 
-_WRITTEN: dict[str, Callable[..., Any]] = {
+_WRITTEN: dict[str, Callable[..., object]] = {
     **{name: getattr(regions, name) for name in regions.__all__},
     "_cuda_version": lambda: -1,
 }

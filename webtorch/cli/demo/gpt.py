@@ -13,7 +13,6 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import webtorch.nn.functional as F
 from webtorch import nn, optim
@@ -52,7 +51,7 @@ PRESETS = {
     "base": Preset(6, 6, 384, 256, 32, 0.2, 1e-3, 250, 20, 8_000_000, 128, 400),
 }
 # Enough to see every part work; it learns next to nothing.
-QUICK: dict[str, Any] = {"batch": 4, "steps": 8, "epochs": 2, "characters": 60_000, "held_out_windows": 8,
+QUICK: dict[str, int] = {"batch": 4, "steps": 8, "epochs": 2, "characters": 60_000, "held_out_windows": 8,
          "sample_length": 24}  # fmt: skip
 
 

@@ -121,8 +121,8 @@ def _named(root: object, name: str) -> object:
 class Sample:
     """A call: every tensor among these is PyTorch's."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
 
     def map(self, change: Callable[[Any], object]) -> Sample:
         """Return the call with other tensors (and types, and devices)."""

@@ -65,7 +65,7 @@ class Join:
         joinables: Sequence[Joinable],
         enable: bool = True,
         throw_on_early_termination: bool = False,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Take the objects whose collectives are shadowed."""
         if not joinables:

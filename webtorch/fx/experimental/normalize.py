@@ -23,7 +23,7 @@ class NormalizeArgs(Transformer):
         super().__init__(module)
         self.normalize_to_only_use_kwargs = normalize_to_only_use_kwargs
         # The new values -> the nodes that they stand for.
-        self.node_map: dict[Any, Node] = {}
+        self.node_map: dict[object, Node] = {}
 
     def run_node(self, n: Node) -> Any:
         """Write a node anew, with what is known of it."""
@@ -52,7 +52,9 @@ class NormalizeArgs(Transformer):
 class NormalizeOperators(Transformer):
     """Writes a graph anew in which functions of two operands are Python's operators: `torch.add(x, y)` is `x + y`."""
 
-    binary_magic_method_remap: ClassVar[dict[Callable[..., Any], Callable[[Any, Any], Any]]] = {
+    binary_magic_method_remap: ClassVar[
+        dict[Callable[..., object], Callable[[Any, Any], object]]
+    ] = {
         torch.add: operator.add,
         torch.mul: operator.mul,
         torch.sub: operator.sub,

@@ -90,6 +90,7 @@ def export(
     names = [_free(n, used) for n in names]
 
     def recorded(leaves: Sequence[object]) -> Recorded:
+        """Return the recording of a call with these leaves as arguments."""
         own = pytree.tree_unflatten(list(leaves), in_spec)
         inputs = [*((name, x) for name, x, _ in state), *zip(names, leaves, strict=True)]
         return run(mod, own[0], own[1], inputs)
@@ -174,7 +175,7 @@ def _free(name: str, used: set[str]) -> str:
 
 def _specs(
     mod: Module, args: tuple[object, ...], kwargs: Mapping[str, object], given: Any
-) -> list[Any]:
+) -> list[object]:
     """Return what `dynamic_shapes` says of each leaf of the arguments."""
     bound = inspect.signature(mod.forward).bind(*args, **kwargs).arguments
     if given is None:
@@ -194,7 +195,7 @@ def _specs(
     return [s for name, value in bound.items() for s in specs_of(value, given.get(name))]
 
 
-def _resized(leaves: Sequence[object], where: Marked, sizes: Mapping[Dim, int]) -> list[Any]:
+def _resized(leaves: Sequence[object], where: Marked, sizes: Mapping[Dim, int]) -> list[object]:
     """Return inputs of other sizes; nobody looks at their values."""
     found = []
     for i, x in enumerate(leaves):

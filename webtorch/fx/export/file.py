@@ -55,16 +55,16 @@ _LAYOUTS = {
 _MEMORY = {
     1: formats.contiguous_format, 2: formats.channels_last, 3: formats.channels_last_3d, 4: formats.preserve_format,
 }  # fmt: skip
-_CODES: dict[Any, int] = {
+_CODES: dict[object, int] = {
     value: code for table in (_TYPES, _LAYOUTS, _MEMORY) for code, value in table.items()
 }
 # How values of these classes stand in a file; a bool is an int, too.
-_KINDS: tuple[tuple[str, type, Callable[[Any], Any]], ...] = (
+_KINDS: tuple[tuple[str, type, Callable[[Any], object]], ...] = (
     ("as_bool", bool, bool), ("as_int", int, int), ("as_string", str, str), ("as_scalar_type", DType, _CODES.get),
     ("as_layout", formats.layout, _CODES.get), ("as_memory_format", formats.memory_format, _CODES.get),
 )  # fmt: skip
 # What is worked out with sizes.
-_OPERATORS: dict[str, Callable[..., Any]] = {
+_OPERATORS: dict[str, Callable[..., object]] = {
     f"_operator.{f.__name__}": f
     for f in (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg)
 }  # fmt: skip
@@ -342,8 +342,10 @@ class _Writer:
         return {f"{name}s": [next(iter(x.values())) for x in one]}
 
 
-def _outputs(graph: Graph) -> Sequence[Any]:
-    return cast("Sequence[Any]", next(n for n in reversed(graph.nodes) if n.op == "output").args[0])
+def _outputs(graph: Graph) -> Sequence[object]:
+    return cast(
+        "Sequence[object]", next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
+    )
 
 
 def _expression(text: str, value: int) -> Json:
@@ -365,6 +367,7 @@ def load(
         names = {n.partition("/")[2]: n for n in archive.namelist()}
 
         def entry(name: str) -> bytes:
+            """Return the bytes of a file in the archive, by its name below the archive's folder."""
             if name not in names:
                 raise RuntimeError(
                     f"torch.export.load: {f} has no {name}: it is no exported program"
@@ -543,7 +546,7 @@ class _Reader:
             node.name = stated["name"]
         parts_of = outputs[0].get("as_tensors")
         listed = names if parts_of is None else [x["name"] for x in parts_of]
-        shown: list[Any] = []
+        shown: list[object] = []
         for i, part in enumerate(listed if outputs != [{"as_none": True}] else ()):
             if part is not None:
                 self._known(self.graph.call_function(operator.getitem, (node, i)), part)
@@ -563,7 +566,7 @@ class _Reader:
     def _value(self, stated: Json) -> Any:
         """Return an argument."""
         kind, x = next(iter(stated.items()))
-        tables: dict[str, Mapping[int, Any]] = {
+        tables: dict[str, Mapping[int, object]] = {
             "as_scalar_type": _TYPES, "as_layout": _LAYOUTS, "as_memory_format": _MEMORY,
         }  # fmt: skip
         if kind == "as_none":

@@ -36,12 +36,12 @@ class _State:
     """What the modules of a program have: copies of its parameters and buffers, by name."""
 
     def __init__(self, program: ExportedProgram) -> None:
-        copies: dict[int, Any] = {}
+        copies: dict[int, object] = {}
         signature = program.graph_signature
         kept = {**program.constants, **program.state_dict}
         self.loose = set(signature.non_persistent_buffers)
         self.plain = kept.keys() - program.state_dict.keys() - self.loose
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, object] = {}
         for name, x in kept.items():
             if id(x) not in copies:
                 own = x.detach().clone()
@@ -100,7 +100,7 @@ class _Frame:
         self.nodes, self.depth, self.path, self.kind, self.state = nodes, depth, path, kind, state
         self.graph = Graph()
         self.made: dict[Node, Node] = {}
-        self.root: dict[str, Any] = {}
+        self.root: dict[str, object] = {}
         self.called: dict[str, list[str]] = {}
 
     def inputs(self) -> list[Node]:
@@ -191,7 +191,7 @@ def _alike(a: GraphModule, b: GraphModule) -> bool:
 
 def _lines(module: GraphModule) -> list[object]:
     numbers: dict[Node, str] = {n: f"%{i}" for i, n in enumerate(module.graph.nodes)}
-    shown: Callable[[Any], Any] = lambda args: map_arg(args, numbers.__getitem__)  # noqa: E731
+    shown: Callable[[object], Any] = lambda args: map_arg(args, numbers.__getitem__)  # noqa: E731
     found: list[object] = []
     for n in module.graph.nodes:
         target = "" if n.op == "placeholder" else str(n.target)
@@ -215,7 +215,7 @@ def unflatten(module: ExportedProgram, flat_args_adapter: object = None) -> Unfl
     inputs = [n for n in nodes if n.op == "placeholder" and n.name not in state.names]
     frame.filled(inputs)
     results = next(n for n in nodes if n.op == "output").args[0]
-    for node in [n for n in cast("tuple[Any, ...]", results) if isinstance(n, Node)]:
+    for node in [n for n in cast("tuple[object, ...]", results) if isinstance(n, Node)]:
         if node not in frame.made:
             # What the module has is its result.
             name = cast(str, state.within(node, ""))

@@ -146,7 +146,7 @@ class ExportedProgram:
 
     def module(self, check_guards: bool = True) -> GraphModule:
         """Return a module that is called as the exported one was, and has its parameters and buffers."""
-        graph, root = Graph(), dict[str, Any]()
+        graph, root = Graph(), dict[str, object]()
         made: dict[Node, Node] = {}
         targets = {s.arg.name: s for s in self._signature.input_specs}
         places = [n for n in self.graph.nodes if n.op == "placeholder"]
@@ -203,7 +203,7 @@ def _mapped(values: Any, made: Mapping[Node, Node]) -> object:
 
 def parameters_of(
     names: Sequence[str], args: tuple[object, ...], kwargs: Mapping[str, object]
-) -> list[tuple[str, Any]]:
+) -> list[tuple[str, object]]:
     """Return the parameters of a call by name: that of the first of their leaves, as far as its own name goes."""
     rest = iter(names)
     found = []

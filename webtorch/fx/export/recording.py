@@ -75,7 +75,7 @@ class Recorder(TorchDispatchMode):
         """`known`: the nodes of tensors, by their ids. All of them are kept alive by whoever calls."""
         super().__init__()
         self.graph, self.known, self.calls = graph, known, calls
-        self.kept: list[Any] = []
+        self.kept: list[object] = []
         # Tensors that were made outside of the graph: constants.
         self.constants: list[tuple[Node, Tensor]] = []
         self.first: Node | None = None
@@ -142,10 +142,10 @@ class Recorded:
 
 
 def run(
-    module: Callable[..., Any],
+    module: Callable[..., object],
     args: tuple[object, ...],
-    kwargs: dict[str, Any],
-    inputs: Sequence[tuple[str, Any]],
+    kwargs: dict[str, object],
+    inputs: Sequence[tuple[str, object]],
 ) -> Recorded:
     """Return what a call of a module is made of; `inputs` are all tensors that it may read, by the names of nodes, and
     the other leaves of its arguments. Raises UserError where it looks at what it computes.
@@ -163,7 +163,8 @@ def run(
     recorder = Recorder(graph, known, calls)
     held: list[Any] = []
 
-    def call() -> Any:
+    def call() -> object:
+        """Return the tensors of the module's result, and keep the nodes of all its leaves."""
         before, mode.exporting = mode.exporting, True
         try:
             with recorder, calls.seen():

@@ -60,7 +60,7 @@ class UserError(RuntimeError):
 Marked = dict[tuple[int, int], Dim]
 
 
-def marked(leaves: Sequence[Any], specs: Sequence[Any]) -> Marked:
+def marked(leaves: Sequence[object], specs: Sequence[Any]) -> Marked:
     """Return the dimensions that change, of inputs and what the user says of each: dims by number, or in order."""
     found: Marked = {}
     for i, (leaf, spec) in enumerate(zip(leaves, specs, strict=True)):
@@ -88,7 +88,7 @@ def marked(leaves: Sequence[Any], specs: Sequence[Any]) -> Marked:
     return found
 
 
-def specs_of(tree: Any, given: Any) -> list[Any]:
+def specs_of(tree: Any, given: Any) -> list[object]:
     """Return what `given`, nested as the arguments are, says of each leaf."""
     if given is None:
         return [None] * len(pytree.tree_leaves(tree))

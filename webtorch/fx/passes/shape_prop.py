@@ -59,7 +59,8 @@ class ShapeProp(Interpreter):
             ) from error
         tensors = 0
 
-        def look(value: object) -> Any:
+        def look(value: object) -> object:
+            """Return the metadata of a tensor, and anything else as it is."""
             nonlocal tensors
             if not isinstance(value, Tensor):
                 return value

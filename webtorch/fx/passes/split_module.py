@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from operator import attrgetter, getitem
-from typing import Any
 
 from webtorch.fx.graph import Graph
 from webtorch.fx.graph_module import GraphModule
@@ -29,7 +28,7 @@ class Partition:
         self.dependents: dict[str, None] = {}
         self.graph = Graph()
         self.environment: dict[Node, Node] = {}
-        self.targets: dict[str, Any] = {}
+        self.targets: dict[str, object] = {}
 
     def __repr__(self) -> str:
         return (
