@@ -43,8 +43,8 @@ class Arguments:
     def __init__(self, tensors: Iterable[Tensor], live: dict[str, float]) -> None:
         self.tensors, self.live, self.names = iter(tensors), live, iter(list(live))
         # Containers, with the identities of their parts, and what was given in their place.
-        self.made: list[tuple[Any, list[int], Any]] = []
-        self.objects: list[Any] = []
+        self.made: list[tuple[object, list[int], Any]] = []
+        self.objects: list[object] = []
 
     def __call__(self, x: Any) -> Any:
         if isinstance(x, Tensor):
@@ -198,7 +198,7 @@ def _joined(
                 return None
             if before == after:
                 return more[number](given)
-            seen: list[Any] = [None] * (before + 1)
+            seen: list[object] = [None] * (before + 1)
             seen[before] = given[after]
             found = more[number](tuple(seen))
             return found and (*given[:after], found[before], *given[after + 1 :])

@@ -71,7 +71,7 @@ class OptimizedModule(Module):
     def __contains__(self, item: object) -> bool:
         return item in self._orig_mod
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         return self._orig_mod[index]
 
     def __getattr__(self, name: str) -> Any:

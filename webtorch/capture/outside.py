@@ -83,7 +83,7 @@ class Place:
         except (KeyError, IndexError, ValueError, AttributeError):
             return MISSING
 
-    def set(self, value: Any) -> None:
+    def set(self, value: object) -> None:
         """Put a value there."""
         if self.kind == "cell":
             self.container.cell_contents = value

@@ -72,7 +72,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(command=None)
     commands = _Commands(parser)
     for add in (
-        _demo, _serve, _playground, _lite, _check, _testpage, _doctor, _run, _convert, _tune, _cache, _language,
+        _demo, _serve, _playground, _lite, _check, _testpage, _doctor, _run, _convert, _tune, _cache,
+        _chat, _generate, _serve_llm, _quantize, _finetune, _export_llm, _merge,
     ):  # fmt: skip
         add(commands)
     return parser
@@ -274,22 +275,33 @@ def _cache(commands: _Commands) -> None:
     )
 
 
-def _language(commands: _Commands) -> None:
-    """Add the commands of language models."""
-    chat = commands.add(
+def _chat(commands: _Commands) -> None:
+    command = commands.add(
         "chat",
         on_device=True,
         help="talk with a language model",
         description="Load a GGUF file, or a folder of Hugging Face's, and talk. /system, /load, /new and /help "
         "do more.",
     )
-    generate = commands.add(
+    _add_model(command)
+    command.add_argument("--system", metavar="TEXT", help="what the model is told first")
+    _add_sampling(command)
+
+
+def _generate(commands: _Commands) -> None:
+    command = commands.add(
         "generate",
         on_device=True,
         help="let a language model go on with a text",
         description="Print the text that follows a prompt.",
     )
-    serve = commands.add(
+    _add_model(command)
+    command.add_argument("prompt", help="the text; - reads it from standard input")
+    _add_sampling(command)
+
+
+def _serve_llm(commands: _Commands) -> None:
+    command = commands.add(
         "serve-llm",
         "serve_llm",
         on_device=True,
@@ -297,98 +309,75 @@ def _language(commands: _Commands) -> None:
         description="Serve /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models until "
         "interrupted.",
     )
-    quantize = commands.add(
+    _add_model(command)
+    command.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
+    command.add_argument("--port", type=_positive, default=8080, metavar="N", help="(default 8080)")
+    command.add_argument(
+        "--api-key", metavar="KEY", help="what clients must send (or WEBTORCH_API_KEY)"
+    )
+    command.add_argument(
+        "--texts", type=_positive, default=2, metavar="N", help="answered at once (default 2)"
+    )
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    """Add the model that a command loads, and how."""
+    command.add_argument("model", type=Path, help="a GGUF file, or a folder with safetensors")
+    command.add_argument(
+        "--context", type=_positive, metavar="N",
+        help="tokens of a text at most (default 4096, or as many as fit)",
+    )  # fmt: skip
+    command.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        help="of weights (default float32)",
+    )
+    command.add_argument(
+        "--lora",
+        type=Path,
+        metavar="PATH",
+        help="an adapter: PEFT's folder, or llama.cpp's GGUF file",
+    )
+    command.add_argument(
+        "--draft",
+        type=Path,
+        metavar="FILE",
+        help="a smaller model with the same tokenizer, which makes answers faster",
+    )
+    command.add_argument(
+        "--cache",
+        choices=("float32", "float16", "int8"),
+        help="of keys and values (default float32)",
+    )
+
+
+def _add_sampling(command: argparse.ArgumentParser) -> None:
+    """Add how the tokens of an answer are drawn."""
+    command.add_argument("--max-tokens", type=_positive, metavar="N", help="of an answer")
+    for name, kind, usual in (
+        ("temperature", float, 0.8), ("top-k", int, 40), ("top-p", float, 0.95), ("min-p", float, 0.05),
+        ("repetition-penalty", float, 1.0),
+    ):  # fmt: skip
+        command.add_argument(
+            f"--{name}", type=kind, default=usual, metavar="X", help=f"(default {usual})"
+        )
+    command.add_argument("--seed", type=int, metavar="N", help="the same one draws the same")
+
+
+def _quantize(commands: _Commands) -> None:
+    command = commands.add(
         "quantize",
         on_device=True,
         help="pack the weights of a language model",
         description="Read a GGUF file, or a folder of Hugging Face's, and write a GGUF file with packed matrices.",
     )
-    quantize.add_argument("model", type=Path, help="a GGUF file, or a folder with safetensors")
-    quantize.add_argument("target", type=Path, help="the GGUF file to write")
-    quantize.add_argument(
+    command.add_argument("model", type=Path, help="a GGUF file, or a folder with safetensors")
+    command.add_argument("target", type=Path, help="the GGUF file to write")
+    command.add_argument(
         "--format",
         default="Q8_0",
         metavar="NAME",
         help="Q4_0, Q6_K, ..., or a mix of llama.cpp's: Q4_K_M, ... (default Q8_0)",
-    )
-    _finetune(commands)
-    page = commands.add(
-        "export-llm",
-        "export_llm",
-        help="write a page that chats with a language model in a tab",
-        description="Write a static folder for a GGUF file, which the page is given, or fetches from --url.",
-    )
-    page.add_argument("model", type=Path, help="a GGUF file")
-    page.add_argument("folder", type=Path, metavar="DIR")
-    page.add_argument(
-        "--url", help="where the page finds the file: an address, or a path beside the page"
-    )
-    page.add_argument(
-        "--context",
-        type=_positive,
-        default=2048,
-        metavar="N",
-        help="tokens of a conversation (default 2048)",
-    )
-    merge = commands.add(
-        "merge",
-        help="put an adapter into the weights of a language model",
-        description="Read a model and an adapter (PEFT's folder, or llama.cpp's GGUF), and write a GGUF file with "
-        "both. Packed matrices are packed again.",
-    )
-    merge.add_argument("model", type=Path, help="a GGUF file, or a folder with safetensors")
-    merge.add_argument("adapter", type=Path, help="a folder of PEFT's, or a GGUF file")
-    merge.add_argument("target", type=Path, help="the GGUF file to write")
-    merge.add_argument(
-        "--format", metavar="NAME", help="of all matrices: Q8_0, Q4_0, ... (default: as they are)"
-    )
-    for command in (chat, generate, serve):
-        command.add_argument("model", type=Path, help="a GGUF file, or a folder with safetensors")
-        command.add_argument(
-            "--context", type=_positive, metavar="N",
-            help="tokens of a text at most (default 4096, or as many as fit)",
-        )  # fmt: skip
-        command.add_argument(
-            "--dtype",
-            choices=("float32", "float16", "bfloat16"),
-            help="of weights (default float32)",
-        )
-        command.add_argument(
-            "--lora",
-            type=Path,
-            metavar="PATH",
-            help="an adapter: PEFT's folder, or llama.cpp's GGUF file",
-        )
-        command.add_argument(
-            "--draft",
-            type=Path,
-            metavar="FILE",
-            help="a smaller model with the same tokenizer, which makes answers faster",
-        )
-        command.add_argument(
-            "--cache",
-            choices=("float32", "float16", "int8"),
-            help="of keys and values (default float32)",
-        )
-    generate.add_argument("prompt", help="the text; - reads it from standard input")
-    chat.add_argument("--system", metavar="TEXT", help="what the model is told first")
-    for command in (chat, generate):
-        command.add_argument("--max-tokens", type=_positive, metavar="N", help="of an answer")
-        for name, kind, usual in (
-            ("temperature", float, 0.8), ("top-k", int, 40), ("top-p", float, 0.95), ("min-p", float, 0.05),
-            ("repetition-penalty", float, 1.0),
-        ):  # fmt: skip
-            command.add_argument(
-                f"--{name}", type=kind, default=usual, metavar="X", help=f"(default {usual})"
-            )
-        command.add_argument("--seed", type=int, metavar="N", help="the same one draws the same")
-    serve.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
-    serve.add_argument("--port", type=_positive, default=8080, metavar="N", help="(default 8080)")
-    serve.add_argument(
-        "--api-key", metavar="KEY", help="what clients must send (or WEBTORCH_API_KEY)"
-    )
-    serve.add_argument(
-        "--texts", type=_positive, default=2, metavar="N", help="answered at once (default 2)"
     )
 
 
@@ -430,6 +419,42 @@ def _finetune(commands: _Commands) -> None:
         ("save-every", _positive, "steps (default 100)"),
     ):
         command.add_argument(f"--{name}", type=kind, metavar="N", help=text)
+
+
+def _export_llm(commands: _Commands) -> None:
+    command = commands.add(
+        "export-llm",
+        "export_llm",
+        help="write a page that chats with a language model in a tab",
+        description="Write a static folder for a GGUF file, which the page is given, or fetches from --url.",
+    )
+    command.add_argument("model", type=Path, help="a GGUF file")
+    command.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument(
+        "--url", help="where the page finds the file: an address, or a path beside the page"
+    )
+    command.add_argument(
+        "--context",
+        type=_positive,
+        default=2048,
+        metavar="N",
+        help="tokens of a conversation (default 2048)",
+    )
+
+
+def _merge(commands: _Commands) -> None:
+    command = commands.add(
+        "merge",
+        help="put an adapter into the weights of a language model",
+        description="Read a model and an adapter (PEFT's folder, or llama.cpp's GGUF), and write a GGUF file with "
+        "both. Packed matrices are packed again.",
+    )
+    command.add_argument("model", type=Path, help="a GGUF file, or a folder with safetensors")
+    command.add_argument("adapter", type=Path, help="a folder of PEFT's, or a GGUF file")
+    command.add_argument("target", type=Path, help="the GGUF file to write")
+    command.add_argument(
+        "--format", metavar="NAME", help="of all matrices: Q8_0, Q4_0, ... (default: as they are)"
+    )
 
 
 def _shape(text: str) -> tuple[int, int, int]:

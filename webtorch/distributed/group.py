@@ -227,6 +227,7 @@ class Work:
             return
 
         def run() -> None:
+            """Issue the call and wait until its result is in the tensors."""
             work = issue(exchange)
             work.wait()
             exchange.settle()
@@ -310,6 +311,7 @@ class Work:
             self._future = future
 
             def comes(wait: bool) -> bool:
+                """Return whether the collective has ended; with `wait`, after waiting for it."""
                 if wait:
                     self._ended()
                 return self.is_completed()

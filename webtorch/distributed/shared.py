@@ -71,6 +71,7 @@ def _mean(values: Sequence[Tensor], rank: int) -> Tensor:
 
 def _own_part(reduce: Recipe) -> Recipe:
     def part(values: Sequence[Tensor], rank: int) -> Tensor:
+        """Return the rank's part of the reduced tensors."""
         size = _part_size(values[0].numel(), len(values))
         missing = size * len(values) - values[0].numel()
         whole = [pad_with(x, (0,), (missing,), 0) if missing else x for x in values]

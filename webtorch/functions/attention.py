@@ -52,7 +52,9 @@ def _safe_softmax(x: Tensor) -> Tensor:
     return e / clamp_min(reduce_dims(e, "sum", last), 1.0)
 
 
-def _check(query: Tensor, key: Tensor, value: Any, mask: Tensor | None, dropout_p: float) -> None:
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout_p: float
+) -> None:
     if not query.dtype is key.dtype is value.dtype:
         raise DTypeError(
             "scaled_dot_product_attention: Expected query, key, and value to have the same "

@@ -7,6 +7,7 @@ Gradient rules follow the convention of reduce.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
@@ -49,7 +50,9 @@ def _log_softmax(x: Tensor, dim: int) -> Tensor:
     return shifted - log(reduce_dims(exp(shifted), "sum", (dim,)))
 
 
-def _along(name: str, rule: Any, input: Tensor, dim: int | None, dtype: DType | None) -> Tensor:
+def _along(
+    name: str, rule: Callable[..., Tensor], input: Tensor, dim: int | None, dtype: DType | None
+) -> Tensor:
     """Apply a softmax rule to `input` as `dtype`, along a checked dim."""
     if dim is None:
         # The choice that PyTorch makes (and warns of) where none is given.

@@ -167,7 +167,7 @@ def _running_logsumexp(x: Tensor, dim: int) -> Tensor:
     values = x.detach()
     highest = scan(values, "max", dim)
 
-    def weight(low: Any, high: Any) -> Tensor:
+    def weight(low: Tensor, high: Tensor) -> Tensor:
         """Return exp(low - high), 1 where both are equal, as infinities may be."""
         # Of two equal infinities too.
         return exp(_where(eq(low, high), 0, low - high))
@@ -193,13 +193,13 @@ def _complex_running(x: Tensor, dim: int) -> Tensor:
     return _on_branch(total, x, dim)
 
 
-def _on_branch(total: Any, x: Tensor, dim: int) -> Tensor:
+def _on_branch(total: Tensor, x: Tensor, dim: int) -> Tensor:
     """Add the multiples of 2 pi i that PyTorch's order of addition gives logcumsumexp: each sum is
     within pi / 2 of the larger (in its real part) of the sum before and the new element.
     """
     phase, before = imag_part(total.detach()), _shifted(total.detach(), dim, 1, -math.inf)
 
-    def turns(to: Any) -> Tensor:
+    def turns(to: Tensor) -> Tensor:
         """Return how many turns a phase is away from another, 0 for NaN and infinities."""
         found = _round((to - phase) / (2 * math.pi))
         return _where(isfinite(found), found, 0)

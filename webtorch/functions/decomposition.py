@@ -112,7 +112,7 @@ def _plus(a: Tensor | None, b: Tensor | None) -> Any:
 # -- QR -----------------------------------------------------------------------------------------------
 
 
-def symmetrised(m: Any) -> Tensor:
+def symmetrised(m: Tensor) -> Tensor:
     """Return the symmetric matrix with the lower triangle of m."""
     low = m.tril(-1)
     if not m.dtype.is_complex:
@@ -198,7 +198,7 @@ def _no_qr(_g: Tensor, _out: Tensor, _a: Tensor, _r: object) -> Tensor:
 
 
 @composite(name="_undifferentiable_r", function_in=(), torch="", vjp=_no_qr)
-def _undifferentiable_r(a: Tensor, r: Any) -> Tensor:
+def _undifferentiable_r(a: Tensor, r: Tensor) -> Tensor:
     return r.clone()
 
 
@@ -770,7 +770,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     return Lstsq(x.squeeze(-1) if vector else x, residuals, ranks, values)
 
 
-def _all_full(rank: Any, n: int) -> bool:
+def _all_full(rank: Tensor, n: int) -> bool:
     return rank._storage.runtime.capturing or bool((rank == n).all().item())
 
 

@@ -40,7 +40,7 @@ def einsum(*args: object) -> Tensor:
     pairs, from left to right.
     """
     operands, inputs, output = _parse_einsum(args)
-    sizes: dict[Any, int] = {}
+    sizes: dict[object, int] = {}
     for number, (x, labels) in enumerate(zip(operands, inputs, strict=True)):
         for d, label in enumerate(labels):
             size, known = x.shape[d], sizes.get(label, 1)
@@ -202,7 +202,7 @@ def _diagonal(x: Tensor, labels: list[Tensor]) -> Term:
     return x, list(labels)
 
 
-def _needed(terms: Sequence[Term], output: list[Tensor]) -> set[Any]:
+def _needed(terms: Sequence[Term], output: list[Tensor]) -> set[object]:
     return set(output).union(*(labels for _, labels in terms))
 
 

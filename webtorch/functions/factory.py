@@ -26,7 +26,7 @@ from webtorch.tensors.formats import strided
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
-_PYTHON_TYPES: dict[Any, DType] = {
+_PYTHON_TYPES: dict[object, DType] = {
     float: float64,
     int: int64,
     bool: bool_,

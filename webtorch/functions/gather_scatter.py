@@ -319,7 +319,7 @@ def _as_value(op: str, value: object, like: Tensor) -> Tensor:
     return cast_to(value.to(like.device), like.dtype)
 
 
-def _filled_once(memory: Tensor, dim: int, index: Tensor, value: object) -> tuple[Any, ...]:
+def _filled_once(memory: Tensor, dim: int, index: Tensor, value: object) -> tuple[object, ...]:
     """Each position along a dim whose elements share their places is the first."""
     return dim, index if memory._shape[dim] > 1 else index * 0, value
 
@@ -369,7 +369,7 @@ def _at_least_1d(x: Tensor) -> Tensor:
     return x if x._shape else movement.reshape(x, (1,))
 
 
-def _coordinates(x: Tensor, dim: int, index: Tensor) -> tuple[Any, list[Any], Shape]:
+def _coordinates(x: Tensor, dim: int, index: Tensor) -> tuple[Tensor, list[Tensor], Shape]:
     """Return x, full index tensors and their shape for `x[i, ..., index[i, ..., k], ..., k]` along `dim`.
 
     Dims after `dim` that index and x share entirely are joined, so that fewer index tensors are needed.
@@ -700,7 +700,7 @@ def _product_rule(
                 "same position in self"
             )
 
-    def others(t: Tensor, product: Any, zeros: Tensor) -> Tensor:
+    def others(t: Tensor, product: Tensor, zeros: Tensor) -> Tensor:
         """Return the product of all other factors at each place."""
         rest = product / without_zeros(t)
         rest = conjugate(rest) if rest.dtype.is_complex else rest

@@ -85,7 +85,7 @@ BY_MASK = (
 )
 
 
-def true_positions(flags: Any, mapped: str = BY_MASK) -> Tensor:
+def true_positions(flags: Tensor, mapped: str = BY_MASK) -> Tensor:
     """Return the positions of the true elements of a 1-d bool tensor. Reads their count from the device, and raises
     RuntimeError with the text `mapped` where each example of a vmap has its own.
     """
@@ -119,7 +119,7 @@ def _places(flags: Tensor) -> tuple[Tensor, Tensor]:
     return found, copy(pick(running, 0, n - 1))
 
 
-def unravel(positions: Any, shape: Shape) -> list[Tensor]:
+def unravel(positions: Tensor, shape: Shape) -> list[Tensor]:
     """Return the coordinate tensors of flat `positions` in `shape`."""
     out, stride = [], numel(shape)
     for d, size in enumerate(shape):

@@ -208,7 +208,9 @@ def _at_each(g: Tensor, dim: int) -> tuple[Tensor, ...]:
     return tuple([pick(g, dim, i) for i in range(g._shape[dim])])
 
 
-def _promoted(args: tuple[Any, ...], rank: Callable[[Tensor], Tensor]) -> Any:
+def _promoted(
+    args: tuple[Any, ...], rank: Callable[[Tensor], Tensor]
+) -> Tensor | tuple[Tensor, ...]:
     if len(args) == 1 and isinstance(args[0], (tuple, list)):
         return tuple(rank(x) for x in args[0])
     return rank(args[0]) if len(args) == 1 else tuple(rank(x) for x in args)

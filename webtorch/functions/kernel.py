@@ -11,7 +11,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, overload
+from typing import overload
 
 from webtorch.dispatch.call import refuse_scripts, settle_scripts
 from webtorch.errors import DTypeError, NoValuesError
@@ -283,7 +283,7 @@ class _Maker:
             raise TypeError(f"kernel {self.name}: gradient= is a function of Python")
 
         @functools.wraps(gradient)
-        def rule(g: Tensor, out: Tensor, *values: object) -> tuple[Any, ...]:
+        def rule(g: Tensor, out: Tensor, *values: object) -> tuple[object, ...]:
             """Return the cotangents."""
             found = gradient(g, out, *values)
             found = found if isinstance(found, tuple) else (found,)

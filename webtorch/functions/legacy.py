@@ -19,7 +19,7 @@ class Typed(type):
     dtype: DType
     is_cuda = is_xpu = is_sparse = False
 
-    def __new__(cls, name: str, bases: tuple[type[Any], ...], names: dict[str, Any]) -> Typed:
+    def __new__(cls, name: str, bases: tuple[type[object], ...], names: dict[str, Any]) -> Typed:
         """Make the class of one dtype. Raises TypeError for classes that inherit from one."""
         if bases:
             raise TypeError(

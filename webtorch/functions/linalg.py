@@ -208,7 +208,7 @@ def call(
     return tuple(real_part(r).contiguous() if i in real else r for i, r in enumerate(parts))
 
 
-def check_info(name: str, info: Any, text: str, *results: Any) -> tuple[Tensor, ...]:
+def check_info(name: str, info: Tensor, text: str, *results: Tensor) -> tuple[Tensor, ...]:
     """Return `results`, which are right where `info` is 0. Raises LinAlgError where it is not.
 
     Waits for the device. In a capture nothing is read: the next read of a result raises

@@ -37,14 +37,14 @@ class Iteration:
         self.ivars: dict[str, int] = {"istep": 0, "converged_count": 0}
         self.fvars: dict[str, float] = {}
         self.bvars: dict[str, bool] = {"force_stop": False}
-        self.tvars: dict[str, Any] = {}
+        self.tvars: dict[str, object] = {}
 
 
 def _weighted(b: Tensor | None, x: Tensor) -> Tensor:
     return x if b is None else b @ x
 
 
-def _orthonormal(s: Any, b: Tensor | None, spare: float) -> Tensor:
+def _orthonormal(s: Tensor, b: Tensor | None, spare: float) -> Tensor:
     """Return a basis of the span of `s` that is orthonormal in the inner product of `b`."""
     gram = s.mT @ _weighted(b, s)
     scale = rsqrt(gram.diagonal().clamp(min=1e-30))
@@ -55,7 +55,7 @@ def _orthonormal(s: Any, b: Tensor | None, spare: float) -> Tensor:
     return s @ (scale.unsqueeze(1) * columns * rsqrt(slicing.narrow(values, 0, first, kept)))
 
 
-def _ritz(s: Any, a: Tensor, n: int, largest: bool) -> tuple[Tensor, Tensor]:
+def _ritz(s: Tensor, a: Tensor, n: int, largest: bool) -> tuple[Tensor, Tensor]:
     """Return the n extreme eigenvalues of `a` in the span of the orthonormal `s`, best first, and
     their coefficients.
     """
@@ -132,7 +132,7 @@ def lobpcg(
     tol: float | None = None,
     largest: bool | None = None,
     method: str | None = None,
-    tracker: Callable[..., Any] | None = None,
+    tracker: Callable[..., object] | None = None,
     ortho_iparams: dict[str, int] | None = None,
     ortho_fparams: dict[str, float] | None = None,
     ortho_bparams: dict[str, bool] | None = None,

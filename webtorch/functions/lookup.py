@@ -6,7 +6,6 @@ Bounds of index tensors are checked on the device. `bincount` reads its input, b
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import creation, movement, pointwise
@@ -94,7 +93,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     return movement.reshape(out, (*tensor._shape, num_classes))
 
 
-def _renormalize(weight: Tensor, flat: Any, max_norm: float, norm_type: float) -> None:
+def _renormalize(weight: Tensor, flat: Tensor, max_norm: float, norm_type: float) -> None:
     """Scale down, in place, the looked-up rows whose norm is above max_norm."""
     rows = _take(weight, [flat], "embedding")
     size = elementwise.abs(rows)
@@ -297,7 +296,7 @@ def searchsorted(
     return _search(sequence, input, right, int32 if out_int32 else int64)
 
 
-def _search(sequence: Any, values: Any, right: bool, dtype: DType) -> Any:
+def _search(sequence: Tensor, values: Tensor, right: bool, dtype: DType) -> Tensor:
     """Binary search of every value at once: a fixed number of halvings, which read nothing from the device."""
     n, shape, device = sequence._shape[-1], values._shape, values.device
     if not n or not values.numel():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.functions import composite as norms
@@ -58,7 +57,7 @@ def _ambiguous(*operands: object) -> None:
 # ---- operations ------------------------------------------------------------------------------
 
 
-def _filled(x: Tensor, mask: Tensor | None, value: Any) -> Tensor:
+def _filled(x: Tensor, mask: Tensor | None, value: Scalar) -> Tensor:
     if mask is None:
         return x
     return where(mask, x, value)
@@ -105,7 +104,7 @@ def _masked(
 @_masked(_zero, True)
 def sum_(
     input: Tensor,
-    dim: Any = None,
+    dim: Dims = None,
     *,
     keepdim: bool = False,
     dtype: DType | None = None,
@@ -119,7 +118,7 @@ def sum_(
 @_masked(_one, True)
 def prod_(
     input: Tensor,
-    dim: Any = None,
+    dim: Dims = None,
     *,
     keepdim: bool = False,
     dtype: DType | None = None,
@@ -137,7 +136,7 @@ def prod_(
 @_masked(lowest, True)
 def amax_(
     input: Tensor,
-    dim: Any = None,
+    dim: Dims = None,
     *,
     keepdim: bool = False,
     dtype: DType | None = None,
@@ -152,7 +151,7 @@ def amax_(
 @_masked(highest, True)
 def amin_(
     input: Tensor,
-    dim: Any = None,
+    dim: Dims = None,
     *,
     keepdim: bool = False,
     dtype: DType | None = None,
@@ -192,7 +191,7 @@ def argmin_(
     return cast_to(reduce.argmin(_filled(x, mask, highest(x)), dim, keepdim), x.dtype)
 
 
-def _counted(x: Tensor, mask: Tensor | None, dim: Any, keepdim: bool, dtype: DType) -> Tensor:
+def _counted(x: Tensor, mask: Tensor | None, dim: Dims, keepdim: bool, dtype: DType) -> Tensor:
     """Return how many elements count."""
     if mask is None:
         ones = fill(x._shape, 1, dtype, x.device)
@@ -240,7 +239,7 @@ def median_(
 @_masked(lowest)
 def logsumexp_(
     input: Tensor,
-    dim: Any = None,
+    dim: Dims = None,
     *,
     keepdim: bool = False,
     dtype: DType | None = None,
@@ -261,8 +260,8 @@ def logaddexp_(
     other: Tensor,
     *,
     dtype: DType | None = None,
-    input_mask: Any = None,
-    other_mask: Any = None,
+    input_mask: Tensor | None = None,
+    other_mask: Tensor | None = None,
 ) -> Tensor:
     """log(exp(input) + exp(other)) of the elements that count."""
     x = _filled(_floats("logaddexp", _typed(input, dtype)), input_mask, -math.inf)
@@ -274,7 +273,7 @@ def logaddexp_(
 def norm_(
     input: Tensor,
     ord: float = 2.0,
-    dim: Any = None,
+    dim: Dims = None,
     *,
     keepdim: bool = False,
     dtype: DType | None = None,
@@ -289,7 +288,7 @@ def _spread(
     input: Tensor,
     dim: Dims,
     unbiased: bool | None,
-    correction: Any,
+    correction: float | None,
     keepdim: bool,
     dtype: DType | None,
     mask: Tensor | None,

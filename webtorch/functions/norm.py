@@ -57,7 +57,7 @@ def normalized(x: Tensor, dims: tuple[int, ...], eps: object) -> Tensor:
     return centred * scale
 
 
-def _rms_slope(g: Tensor, x: Tensor, dims: tuple[int, ...], eps: Any) -> Tensor:
+def _rms_slope(g: Tensor, x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
     scale = rsqrt(mean_of(square(x), dims, True) + eps)
     unit = x * scale
     return (g - unit * mean_of(g * unit, dims, True)) * scale
@@ -88,7 +88,9 @@ def _check_float(name: str, x: Tensor) -> None:
         raise DTypeError(f"{name}: not implemented for {x.dtype}. Convert it with .float().")
 
 
-def last_dims(name: str, input: Tensor, normalized_shape: Any, **affine: Any) -> tuple[int, ...]:
+def last_dims(
+    name: str, input: Tensor, normalized_shape: Any, **affine: Tensor | None
+) -> tuple[int, ...]:
     """Return the dims that `normalized_shape` names. Raises ShapeError as PyTorch does."""
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     # Of complex numbers PyTorch has this one only: the root of the mean of the squares, not of their sizes.

@@ -359,7 +359,7 @@ def _runs(rows: Tensor) -> tuple[Tensor, Tensor, int]:
     return starts, number, starts.numel()
 
 
-def _counts(starts: Any, n: int) -> Tensor:
+def _counts(starts: Tensor, n: int) -> Tensor:
     ends = joining.cat(
         (slicing.narrow(starts, 0, 1, starts.numel() - 1), fill((1,), n, int64, starts.device)), 0
     )

@@ -403,7 +403,7 @@ def where(condition: Tensor, input: Operand | None = None, other: Operand | None
     return _where(condition, input, other)
 
 
-def _masked_once(memory: Tensor, mask: Tensor, value: object) -> tuple[Any, ...]:
+def _masked_once(memory: Tensor, mask: Tensor, value: object) -> tuple[object, ...]:
     """A place is filled where one of the elements that share it is."""
     check_mask("masked_fill", mask)
     lead = mask.ndim - memory.ndim

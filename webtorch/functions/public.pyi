@@ -266,7 +266,7 @@ def any(
     input: _Tensor, dim: _Dims = ..., keepdim: builtins.bool = ..., *, out: _Tensor | None = ...
 ) -> _Tensor: ...
 def arange(
-    *args: _Any,
+    *args: object,
     start: _Number | None = ...,
     end: _Number | None = ...,
     step: _Number | None = ...,
@@ -1303,7 +1303,7 @@ def lobpcg(
     tol: builtins.float | None = ...,
     largest: builtins.bool | None = ...,
     method: str | None = ...,
-    tracker: _Callable[..., _Any] | None = ...,
+    tracker: _Callable[..., object] | None = ...,
     ortho_iparams: dict[str, builtins.int] | None = ...,
     ortho_fparams: dict[str, builtins.float] | None = ...,
     ortho_bparams: dict[str, builtins.bool] | None = ...,

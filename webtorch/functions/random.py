@@ -626,7 +626,7 @@ def normal(
     return finish(noise * std + mean, requires_grad, out, "normal")
 
 
-def _no_slopes(g: Tensor, *shapes: object) -> list[Any]:
+def _no_slopes(g: Tensor, *shapes: object) -> list[Tensor | None]:
     """Return the gradients of parameters of these shapes, or numbers, whose results do not change with them."""
     return [
         creation.zeros(s, dtype=g.dtype, device=g.device) if isinstance(s, tuple) else None
@@ -758,7 +758,7 @@ _NO_WEIGHTS = "probability tensor contains either `inf`, `nan` or element < 0"
 _NO_SUM = "invalid multinomial distribution (sum of probabilities <= 0)"
 
 
-def _wrong_weights(rows: Tensor) -> tuple[tuple[Any, str], ...]:
+def _wrong_weights(rows: Tensor) -> tuple[tuple[Tensor, str], ...]:
     """Return, for each rule that weights must keep, which rows (count, 1) break it, and what to say."""
     fits = comparison.logical_and(comparison.ge(rows, 0), comparison.isfinite(rows))
     fits = reduce_dims(fits, "all", (1,))

@@ -54,7 +54,7 @@ def _range_count(start: Scalar, end: Scalar, step: Scalar, dtype: DType) -> int:
 
 @composite(family="creation", function_in=TORCH, factory=True)
 def arange(
-    *args: Any,
+    *args: object,
     start: Number | None = None,
     end: Number | None = None,
     step: Number | None = None,

@@ -217,7 +217,7 @@ def accumulated(x: Tensor, dtype: DType | None) -> Tensor:
     return to_type(x, dtype)
 
 
-def _to_every(g: Any, shape: tuple[int, ...], dim: Dims) -> Any:
+def _to_every(g: Tensor, shape: tuple[int, ...], dim: Dims) -> Tensor:
     """Return the cotangent of a sum over `dim`, for every element of `shape`."""
     dims = wrap_dims("sum", dim, len(shape))
     return (g.reshape(reduced_shape(shape, dims, True)) if g._shape else g).expand(shape)
@@ -265,8 +265,8 @@ def mean_of(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
 
 
 def _mean_slope(
-    g: Any, _out: object, input_shape: tuple[int, ...], dim: Dims, _keepdim: bool, _dtype: object
-) -> Any:
+    g: Tensor, _out: object, input_shape: tuple[int, ...], dim: Dims, _keepdim: bool, _dtype: object
+) -> Tensor:
     count = count_of(input_shape, wrap_dims("mean", dim, len(input_shape)))
     return _to_every(_div(widened(g), count), input_shape, dim)
 

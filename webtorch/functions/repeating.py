@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.functions import pointwise
 from webtorch.functions.joining import cat, join
@@ -116,7 +115,7 @@ def repeat_interleave(
     return reshape(copy(wide), (*shape[:dim], shape[dim] * repeats, *shape[dim + 1 :]))
 
 
-def _repeat_each(x: Tensor, counts: Any, dim: int, output_size: int | None) -> Tensor:
+def _repeat_each(x: Tensor, counts: Tensor, dim: int, output_size: int | None) -> Tensor:
     if len(counts._shape) != 1:
         raise RuntimeError("repeats must be 0-dim or 1-dim tensor")
     if counts.dtype.kind not in ("int", "uint"):

@@ -657,7 +657,7 @@ def affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None =
     return total + offset
 
 
-def _reflect(x: Any, low2: int, high2: int) -> Any:
+def _reflect(x: Tensor, low2: int, high2: int) -> Tensor:
     """Return x reflected between low2 / 2 and high2 / 2 until it is inside."""
     if low2 == high2:
         return x * 0.0
@@ -684,7 +684,9 @@ def _placed(x: Tensor, size: int, padding_mode: str, align_corners: bool, volume
     return x if padding_mode == "zeros" else clipped(x, float(size - 1))
 
 
-def _corner(image: Tensor, batch: Any, places: Sequence[Tensor], weight: Tensor | None) -> Tensor:
+def _corner(
+    image: Tensor, batch: Tensor, places: Sequence[Tensor], weight: Tensor | None
+) -> Tensor:
     """Return weight * image at whole positions, 0 outside: image (N, H, W, C), places each (N, *out)."""
     inside: Any = None
     index = []
@@ -790,7 +792,7 @@ def grid_sample(
     return out.permute((0, rank + 1, *range(1, rank + 1))).contiguous().to(dtype)
 
 
-def _linear_corners(image: Any, batch: Any, places: list[Any]) -> Any:
+def _linear_corners(image: Tensor, batch: Tensor, places: list[Tensor]) -> Any:
     rank = len(places)
     last = [image.shape[1 + d] - 1 for d in range(rank)]
     sides = [
@@ -826,7 +828,7 @@ def _cubic_weights(t: Tensor) -> list[Tensor]:
 
 def _cubic_corners(
     image: Tensor,
-    batch: object,
+    batch: Tensor,
     places: list[Tensor],
     sizes: tuple[int, ...],
     padding_mode: str,

@@ -8,7 +8,6 @@ where none is, which happens less than once in 100,000 numbers, the last proposa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from webtorch.errors import DTypeError
 from webtorch.functions import creation, movement
@@ -155,7 +154,7 @@ def binomial(count: Tensor, prob: Tensor, generator: Generator | None = None) ->
     return _sample(BINOMIAL, (count, prob), generator)
 
 
-def _not_negative(rates: Any, drawn: Tensor) -> Tensor:
+def _not_negative(rates: Tensor, drawn: Tensor) -> Tensor:
     """Return `drawn`. A rate below 0 raises RuntimeError: now, or from the device where a program is captured."""
     if not numel(rates._shape) or rates.is_meta:
         return drawn

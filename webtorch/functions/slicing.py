@@ -191,7 +191,7 @@ def _by_one(
 def _from_parts(gs: Cotangents, _saved: object, static: Any) -> Cotangents:
     """Return the cotangent of a whole from those of its parts, of which some may be missing."""
     shape, dim, lengths, picks = static
-    pieces: list[Any] = []
+    pieces: list[Tensor] = []
     # How many zeros come before the next piece, and before the first.
     gap = start = 0
     for g, length in zip(gs, lengths, strict=True):

@@ -241,7 +241,7 @@ def cumulative_trapezoid(
     return (heights * diff(x, 1, d - y.ndim) / 2).cumsum(d)
 
 
-def _check_weights(count: int, **weights: Any) -> None:
+def _check_weights(count: int, **weights: Tensor | None) -> None:
     """Raise PyTorch's errors for weights of observations that do not fit."""
     for name, w in weights.items():
         if w is None:
@@ -414,7 +414,7 @@ def _edges(name: str, x: Tensor, bins: int, low_high: Any) -> Tensor:
     return ranges.linspace(low, high, bins + 1, dtype=x.dtype, device=x.device)
 
 
-def _bin_of(x: Tensor, edges: Any) -> Tensor:
+def _bin_of(x: Tensor, edges: Tensor) -> Tensor:
     """Return the bin of each element; the number of bins where it lies outside. The last is closed."""
     count = edges._shape[0] - 1
     place = lookup.searchsorted(edges.contiguous(), x.contiguous(), right=True) - 1
@@ -473,7 +473,7 @@ def _check_float(name: str, x: Tensor) -> None:
 
 def _histogram(
     name: str, x: Tensor, bins: Sequence[Any], low_high: Any, weight: Tensor | None, density: bool
-) -> tuple[Any, list[Any]]:
+) -> tuple[Tensor, list[Tensor]]:
     edges = []
     for d, b in enumerate(bins):
         if isinstance(b, Tensor):

@@ -149,7 +149,7 @@ class _Memory:
 
 
 # What programs have set on storages, which stays as long as their memory, and the objects that show the memory.
-_attributes: WeakKeyDictionary[Storage, dict[str, Any]] = WeakKeyDictionary()
+_attributes: WeakKeyDictionary[Storage, dict[str, object]] = WeakKeyDictionary()
 _shown: WeakValueDictionary[Storage, UntypedStorage] = WeakValueDictionary()
 
 
@@ -271,7 +271,7 @@ class StorageBase(_Memory):
     def __copy__(self) -> UntypedStorage:
         return self.clone()
 
-    def __deepcopy__(self, memo: dict[Any, Any]) -> UntypedStorage:
+    def __deepcopy__(self, memo: dict[int, object]) -> UntypedStorage:
         return UntypedStorage(self._storage._copied(memo))
 
     def copy_(self, source: _Memory, non_blocking: bool = False) -> StorageBase:
@@ -291,7 +291,7 @@ class StorageBase(_Memory):
             self._seen_as(dtype).resize_(-(-size // dtype.itemsize))
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _of_tensor, (self._flat, False)
 
     def byteswap(self, dtype: DType) -> None:
@@ -457,11 +457,11 @@ class TypedStorage(_Memory):
     def __copy__(self) -> TypedStorage:
         return self.clone()
 
-    def __deepcopy__(self, memo: dict[Any, object]) -> TypedStorage:
+    def __deepcopy__(self, memo: dict[int, object]) -> TypedStorage:
         memory = self._untyped_storage.__deepcopy__(memo)
         return TypedStorage(wrap_storage=memory, dtype=self.dtype, _internal=True)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _of_tensor, (self._flat, True)
 
     def copy_(self, source: _Memory, non_blocking: bool | None = None) -> TypedStorage:

@@ -274,6 +274,7 @@ class Tracer(TracerBase):
         self.graph._codegen = writer
 
         def flatten_fn(*leaves: object) -> object:
+            """Return the leaves of the result, given the leaves of the arguments."""
             out = root_fn(*pytree.tree_unflatten(list(leaves), spec))
             results, nesting = pytree.tree_flatten(out)
             writer.pytree_info = writer.pytree_info._replace(out_spec=nesting)
@@ -295,6 +296,7 @@ class Tracer(TracerBase):
         count = 0
 
         def replace(x: object) -> object:
+            """Return the placeholder of a leaf, which is compared with the constant that was given for it."""
             nonlocal count
             count += 1
             out = self.create_proxy("placeholder", f"{name}_{count}", default, {})

@@ -377,6 +377,7 @@ class Graph:
 
         @contextlib.contextmanager
         def block() -> Iterator[None]:
+            """Take the function back when the block ends."""
             try:
                 yield
             finally:

@@ -153,6 +153,7 @@ class Interpreter:
         """Return arguments with values in the places of nodes; `n` is named in errors."""
 
         def load(arg: Node) -> Any:
+            """Return the value of a node."""
             if arg not in self.env:
                 raise RuntimeError(
                     f"Node {n} referenced nonexistent value {arg}! Run Graph.lint() "

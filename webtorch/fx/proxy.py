@@ -284,6 +284,7 @@ class Proxy:
         tracers: dict[TracerBase, None] = {}
 
         def find(a: object) -> None:
+            """Note the tracer of a proxy."""
             if isinstance(a, Proxy):
                 tracers[a.tracer] = None
 
@@ -367,6 +368,7 @@ def _define_operator(name: str, *, reflected: bool = False) -> None:
     function: Any = getattr(operator, name, None)
 
     def operate(self: Proxy, *others: object) -> Proxy:
+        """Return the proxy of the operator's result."""
         args = (*others, self) if reflected else (self, *others)
         return self.tracer.create_proxy("call_function", function, args, {})
 

@@ -53,6 +53,7 @@ class Trace:
         tracer = self.traces.open[-1][0]
 
         def forward(*args: object, **kwargs: object) -> Any:
+            """Return what the module's own call gives."""
             return run((module, *args), kwargs)
 
         tracer.before_module(module)

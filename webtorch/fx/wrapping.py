@@ -46,6 +46,7 @@ def find_proxy(*values: object) -> Proxy | None:
     found: list[Proxy] = []
 
     def look(x: object) -> None:
+        """Keep a value that is a proxy."""
         if isinstance(x, Proxy):
             found.append(x)
 
@@ -58,6 +59,7 @@ def _leaf(function: Callable[..., object]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def wrapped(*args: object, **kwargs: object) -> Any:
+        """Return the proxy of a call of the function, or the call's result where no proxy is given."""
         proxy = find_proxy(args, kwargs)
         if proxy is None:
             return function(*args, **kwargs)

@@ -78,6 +78,7 @@ class Run:
 
     @property
     def kind(self) -> Kind:
+        """Return how the next token of its answer is chosen."""
         return Kind(self.sampling.greedy, self.constraint is not None, self.told)
 
 
@@ -400,6 +401,7 @@ class Batch:
 
             @no_grad()
             def moved(old: Tensor, new: Tensor) -> None:
+                """Copy what is kept of the texts `old` to the texts `new`; both are numbers (n,), int64."""
                 for move in held:
                     move(old, new)
 
@@ -460,6 +462,7 @@ class Batch:
 
         @no_grad()
         def step(tokens: Tensor, at: Tensor) -> Result:
+            """Return for each text the tokens that were drafted, and those that the model chooses in their places."""
             texts, none = webtorch.arange(rows, device=device), webtorch.zeros(1, device=device)
             given = [tokens]
             for i in range(DRAFTS + 1):
@@ -484,6 +487,7 @@ class Batch:
 
         @no_grad()
         def step(tokens: Tensor, at: Tensor, row: Tensor) -> Result:
+            """Return nothing; the keys and values of a piece are in the cache of the model that drafts."""
             draft.hidden(tokens, at, held, length, row)
             return ()
 
@@ -584,6 +588,7 @@ class Batch:
         def step(
             tokens: Tensor, at: Tensor, row: Tensor, wanted: Tensor, allowed: Tensor
         ) -> Result:
+            """Return the token after a piece of one text; with `places`, also how many the experts wanted at most."""
             for mixture in mixtures:
                 mixture.places = places
             logits = model(tokens, at, cache, wanted, length, row)[:, 0]
@@ -604,6 +609,7 @@ class Batch:
 
         @no_grad()
         def step(tokens: Tensor, at: Tensor, live: Tensor, allowed: Tensor) -> Result:
+            """Return the next token of each text, and the places that come after."""
             logits = model(tokens, at.unsqueeze(1), cache, None, length)[:, 0]
             texts = webtorch.arange(rows, device=device)
             chosen = chooser.choose(kind, logits, texts, at + 1, live, allowed)

@@ -517,25 +517,20 @@ async def _answered(
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def application(
-    model: LanguageModel,
-    name: str,
-    key: str | None = None,
-    hosts: Sequence[str] = ("127.0.0.1", "localhost"),
-) -> Starlette:
-    """Return the server of a model, an ASGI application.
+class _Server:
+    """The endpoints of a model, which clients call `name`; `key`: what they must send."""
 
-    name: what the model is called. key: what clients must send (Authorization: Bearer ...). hosts: the names under
-    which it may be asked ("*": any), so that pages in a browser do not reach it by a name of theirs.
-    """
+    def __init__(self, model: LanguageModel, name: str, key: str | None) -> None:
+        """Take all three."""
+        self.model, self.name, self.key = model, name, key
 
-    def guarded(endpoint: Endpoint) -> Endpoint:
+    def guarded(self, endpoint: Endpoint) -> Endpoint:
         """Return an endpoint that asks for the key, and answers what is refused."""
 
         async def answer(request: Request) -> Response:
             """Answer a request."""
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
+            if self.key is not None and not hmac.compare_digest(given.encode(), self.key.encode()):
                 return _error("the API key is missing or wrong", 401)
             try:
                 return await endpoint(request)
@@ -550,67 +545,69 @@ def application(
 
         return answer
 
-    async def models(_: Request) -> Response:
+    async def models(self, _: Request) -> Response:
         """List the model."""
-        entry = {"id": name, "object": "model", "created": 0, "owned_by": "webtorch"}
+        entry = {"id": self.name, "object": "model", "created": 0, "owned_by": "webtorch"}
         return JSONResponse({"object": "list", "data": [entry]})
 
-    def many(count: int) -> None:
+    def _refuse_many(self, count: int) -> None:
         """Refuse what would wait for too long."""
-        if count + model.batch.running > _MOST_WAITING:
+        if count + self.model.batch.running > _MOST_WAITING:
             raise _RefusedError("too many answers are asked for; try again later", 429)
 
-    async def chat(request: Request) -> Response:
+    async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         body = await _body(request)
         most, stop = _limits(body, None)
         each, top, messages = _each(body, _sampling(body)), _likely(body, True), _messages(body)
-        many(len(each))
+        self._refuse_many(len(each))
 
         def begin() -> list[_Choice]:
             """Begin the answers; grammars and templates take their time."""
-            tools, grammar = _tools(body, model.template), _grammar(body)
+            tools, grammar = _tools(body, self.model.template), _grammar(body)
             form = tools.form
             names: dict[str, Any] = dict(tools.names)
             if form is not None:
                 names["shown"] = [t for t in (form.begin, form.end) if t]
                 names["begun"] = form.begin if tools.called is not None else ""
             answers = [
-                model.chat(
+                self.model.chat(
                     messages, s, most=most, stop=stop, grammar=tools.called or grammar, likely=top is not None,
                     **names,
                 )
                 for s in each
             ]  # fmt: skip
-            return [_Choice(model, a, True, top, tools) for a in answers]
+            return [_Choice(self.model, a, True, top, tools) for a in answers]
 
         choices = await asyncio.to_thread(begin)
         prompts = [choices[0].answer.prompt]
-        return await _answered(request, body, _Kind(True, name), choices, prompts)
+        return await _answered(request, body, _Kind(True, self.name), choices, prompts)
 
-    async def completions(request: Request) -> Response:
+    async def completions(self, request: Request) -> Response:
         """Go on with texts."""
         body = await _body(request)
         most, stop = _limits(body, 16)
         each, prompts = _each(body, _sampling(body)), _inputs(body, "prompt")
         top = _likely(body, False)
-        many(len(each) * len(prompts))
+        self._refuse_many(len(each) * len(prompts))
 
         def begin() -> list[_Choice]:
             """Begin the answers."""
             grammar = _grammar(body)
             answers = [
-                model.generate(p, s, most=most, stop=stop, grammar=grammar, likely=top is not None)
+                self.model.generate(
+                    p, s, most=most, stop=stop, grammar=grammar, likely=top is not None
+                )
                 for p in prompts
                 for s in each
             ]
-            return [_Choice(model, a, False, top, _Tools()) for a in answers]
+            return [_Choice(self.model, a, False, top, _Tools()) for a in answers]
 
         choices = await asyncio.to_thread(begin)
         read = [c.answer.prompt for c in choices[:: len(each)]]
-        return await _answered(request, body, _Kind(False, name), choices, read)
+        return await _answered(request, body, _Kind(False, self.name), choices, read)
 
-    async def embeddings(request: Request) -> Response:
+    async def embeddings(self, request: Request) -> Response:
         """Return texts as vectors."""
         body = await _body(request)
         inputs = _inputs(body, "input")
@@ -618,22 +615,37 @@ def application(
             raise _RefusedError(f"there are {len(inputs)} texts; at most {_MOST_TEXTS} are wanted")
         data, count = [], 0
         for i, text in enumerate(inputs):
-            given = await asyncio.to_thread(model.encode, text) if isinstance(text, str) else text
+            given = (
+                await asyncio.to_thread(self.model.encode, text) if isinstance(text, str) else text
+            )
             count += len(given)
-            vector: Any = (await asyncio.to_thread(model.embed, given)).tolist()
+            vector: Any = (await asyncio.to_thread(self.model.embed, given)).tolist()
             if body.get("encoding_format") == "base64":
                 vector = base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
             data.append({"object": "embedding", "index": i, "embedding": vector})
             if await request.is_disconnected():
                 break
         usage = {"prompt_tokens": count, "total_tokens": count}
-        return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
+        return JSONResponse({"object": "list", "data": data, "model": self.name, "usage": usage})
 
+
+def application(
+    model: LanguageModel,
+    name: str,
+    key: str | None = None,
+    hosts: Sequence[str] = ("127.0.0.1", "localhost"),
+) -> Starlette:
+    """Return the server of a model, an ASGI application.
+
+    name: what the model is called. key: what clients must send (Authorization: Bearer ...). hosts: the names under
+    which it may be asked ("*": any), so that pages in a browser do not reach it by a name of theirs.
+    """
+    server = _Server(model, name, key)
     routes = [
-        Route("/v1/models", guarded(models)),
-        Route("/v1/chat/completions", guarded(chat), methods=["POST"]),
-        Route("/v1/completions", guarded(completions), methods=["POST"]),
-        Route("/v1/embeddings", guarded(embeddings), methods=["POST"]),
+        Route("/v1/models", server.guarded(server.models)),
+        Route("/v1/chat/completions", server.guarded(server.chat), methods=["POST"]),
+        Route("/v1/completions", server.guarded(server.completions), methods=["POST"]),
+        Route("/v1/embeddings", server.guarded(server.embeddings), methods=["POST"]),
     ]
     trusted = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     return Starlette(routes=routes, middleware=[trusted])

@@ -308,7 +308,7 @@ class ModuleDict(Module):
 class ParameterList(Module):
     """A list of parameters (a plain tensor becomes one) and other values; it has no forward."""
 
-    def __init__(self, values: Iterable[Any] | None = None) -> None:
+    def __init__(self, values: Iterable[object] | None = None) -> None:
         """Hold the given values."""
         super().__init__()
         self._size = 0
@@ -454,7 +454,7 @@ class ParameterDict(Module):
             self[key] = default
         return self[key]
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Return the value called `key`, or `default`."""
         return getattr(self, key) if key in self._keys else default
 

@@ -253,7 +253,7 @@ class _ConvTransposeNd(_ConvNd):
             dtype,
         )
 
-    def forward(self, input: Tensor, output_size: Any = None) -> Tensor:
+    def forward(self, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Return the transposed convolution; `output_size` picks among the possible sizes."""
         function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[self._rank - 1]
         padding: Any = self.padding

@@ -445,7 +445,7 @@ class DistributedDataParallel(Module, Joinable):
         finally:
             self.require_backward_grad_sync = before
 
-    def register_comm_hook(self, state: object, hook: Callable[[Any, GradBucket], Any]) -> None:
+    def register_comm_hook(self, state: object, hook: Callable[[Any, GradBucket], object]) -> None:
         """Let `hook(state, bucket)` send each bucket: it returns a future of what takes the gradients' place."""
         if not callable(hook):
             raise TypeError("Communication hook must be callable.")

@@ -112,7 +112,7 @@ class BackwardTap:
     outputs' identity first, then the module, then the inputs' identity, where both sides are known.
     """
 
-    def __init__(self, module: Any, hooks: list[Hook], pre_hooks: list[Hook]) -> None:
+    def __init__(self, module: object, hooks: list[Hook], pre_hooks: list[Hook]) -> None:
         """Remember whose gradients to show, and to whom."""
         self.module = module
         self.hooks = hooks
@@ -123,13 +123,13 @@ class BackwardTap:
         self.output_count = -1
         self.output_positions: list[int] | None = None
 
-    def tap_inputs(self, args: tuple[object, ...]) -> tuple[Any, ...]:
+    def tap_inputs(self, args: tuple[object, ...]) -> tuple[object, ...]:
         """Return `args` with every tensor that needs a gradient behind an identity."""
         self.input_count = len(args)
         tapped, self.input_positions = self._tap(args, self._at_inputs)
         return tapped
 
-    def tap_outputs(self, result: object) -> Any:
+    def tap_outputs(self, result: object) -> object:
         """Return `result`, a tensor or a tuple, with its tensors behind an identity."""
         outputs = (result,) if isinstance(result, Tensor) else result
         if not isinstance(outputs, tuple):
@@ -143,8 +143,8 @@ class BackwardTap:
 
     @staticmethod
     def _tap(
-        values: tuple[object, ...], receive: Callable[[Any], Any]
-    ) -> tuple[tuple[Any, ...], list[int] | None]:
+        values: tuple[object, ...], receive: Callable[[Any], object]
+    ) -> tuple[tuple[object, ...], list[int] | None]:
         """Return `values` with gradient-needing tensors tapped, and where those stand."""
         if not webtorch.is_grad_enabled():
             return values, None

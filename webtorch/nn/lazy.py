@@ -61,7 +61,7 @@ class LazyModuleMixin(Module):
     _initialize_hook: Any
     _load_hook: Any
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         """Make the layer and wait for its first input."""
         super().__init__(*args, **kwargs)
         self._load_hook = self._register_load_state_dict_pre_hook(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
@@ -20,7 +19,7 @@ __all__ = ["Bilinear", "Identity", "Linear"]
 class Identity(Module):
     """Return the input; arguments of the constructor are ignored."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         """Ignore every argument."""
         super().__init__()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -479,7 +479,11 @@ class CTCLoss(_Loss):
         self.zero_infinity = zero_infinity
 
     def forward(
-        self, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any
+        self,
+        log_probs: Tensor,
+        targets: Tensor,
+        input_lengths: Tensor | Sequence[int],
+        target_lengths: Tensor | Sequence[int],
     ) -> Tensor:
         """Return the loss of (T, N, C) or (T, C) log probabilities under label sequences."""
         return F.ctc_loss(
@@ -520,7 +524,7 @@ class LinearCrossEntropyOptions:
     batch_chunk_size: int | None = None
     chunking_method: str | None = "auto"
     acc_policy: Literal["accurate", "balanced", "compact", "auto"] = "auto"
-    acc_dtype: Any = None
+    acc_dtype: DType | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -560,7 +564,7 @@ class LinearCrossEntropyLoss(_WeightedLoss):
         weight: Tensor | None = None,
         ignore_index: int | None = None,
         label_smoothing: float = 0.0,
-        options: Any = None,
+        options: object = None,
     ) -> None:
         """Make the linear layer; `out_features` are further dimensions of the target."""
         if weight is not None and tuple(weight.shape) != (num_classes,):

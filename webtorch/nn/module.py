@@ -92,7 +92,7 @@ class Module:
     _modules: dict[str, Module | None]
     _non_persistent_buffers_set: set[str]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         """Make the empty tables of parameters, buffers, submodules and hooks."""
         if not self.call_super_init:
             if kwargs:
@@ -600,7 +600,7 @@ class Module:
         if tracing.active:
             tracing.modules.setdefault(self, self._state_of_call())
 
-    def _state_of_call(self) -> tuple[Any, ...]:
+    def _state_of_call(self) -> tuple[object, ...]:
         """Return what a captured call depends on: another state needs another capture."""
         return (
             self.training,
@@ -692,7 +692,7 @@ class Module:
 
     def _run_pre_hooks(
         self, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    ) -> tuple[tuple[object, ...], dict[str, Any]]:
         """Return the arguments as the forward pre-hooks leave them."""
         both = itertools.chain(GLOBAL.forward_pre.items(), self._forward_pre_hooks.items())
         for key, hook in list(both):

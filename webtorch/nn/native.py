@@ -6,6 +6,7 @@ May import floors 0 to 4 and nn.functional.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch import linalg
@@ -43,7 +44,7 @@ def adaptive_max_pool1d(input: Tensor, output_size: Any) -> tuple[Tensor, Tensor
 
 
 @dispatched()
-def affine_grid_generator(theta: Tensor, size: Any, align_corners: bool) -> Tensor:
+def affine_grid_generator(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
     """Return nn.functional.affine_grid(theta, size, align_corners)."""
     return F.affine_grid(theta, size, align_corners)
 
@@ -91,8 +92,8 @@ def convolution(
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
+    input_lengths: Tensor | Sequence[int],
+    target_lengths: Tensor | Sequence[int],
     blank: int = 0,
     reduction: int = 0,
     zero_infinity: bool = False,
@@ -174,10 +175,10 @@ def feature_dropout(input: Tensor, p: float, train: bool) -> Tensor:
 @dispatched()
 def max_pool1d_with_indices(
     input: Tensor,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] = (),
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the largest values of windows along the last dim, and where they are."""

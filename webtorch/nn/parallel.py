@@ -42,7 +42,7 @@ def _device(which: object) -> object:
     return as_device("webgpu", 0) if found.type == "webgpu" and found.index is None else found
 
 
-def _devices(device_ids: Sequence[Any] | None) -> list[Any]:
+def _devices(device_ids: Sequence[object] | None) -> list[object]:
     chosen = webgpu.graphics_cards() if device_ids is None else device_ids
     return [_device(which) for which in chosen]
 
@@ -57,7 +57,7 @@ class _Broadcast(Function):
     """Copies of several tensors on another device, in one transfer a dtype; so go their gradients back."""
 
     @staticmethod
-    def forward(ctx: Any, target: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, target: object, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return copies of the tensors on `target`."""
         ctx.home = tensors[0].device
         return tuple(_copied(tensors, target))
@@ -70,7 +70,7 @@ class _Broadcast(Function):
 
 def _copied(tensors: Sequence[Tensor], target: object) -> list[Tensor]:
     """Return copies of `tensors` on `target`, those of one dtype sent as one."""
-    places: dict[Any, list[int]] = {}
+    places: dict[object, list[int]] = {}
     for place, tensor in enumerate(tensors):
         places.setdefault(tensor.dtype, []).append(place)
     found: dict[int, Tensor] = {}
@@ -164,10 +164,10 @@ def scatter_kwargs(
 
 
 def parallel_apply(
-    modules: Sequence[Callable[..., Any]],
+    modules: Sequence[Callable[..., object]],
     inputs: Sequence[object],
     kwargs_tup: Sequence[dict[str, Any]] | None = None,
-    devices: Sequence[Any] | None = None,
+    devices: Sequence[object] | None = None,
 ) -> list[Any]:
     """Return modules[i](*inputs[i], **kwargs_tup[i]) for every i; the devices compute at the same time.
 
@@ -228,7 +228,7 @@ def _checked(module: Module, home: object) -> None:
 def data_parallel(
     module: Module,
     inputs: object,
-    device_ids: Sequence[Any] | None = None,
+    device_ids: Sequence[object] | None = None,
     output_device: object = None,
     dim: int = 0,
     module_kwargs: dict[str, Any] | None = None,
@@ -258,7 +258,7 @@ class DataParallel(Module):
     def __init__(
         self,
         module: Module,
-        device_ids: Sequence[Any] | None = None,
+        device_ids: Sequence[object] | None = None,
         output_device: object = None,
         dim: int = 0,
     ) -> None:
@@ -308,6 +308,6 @@ class DataParallel(Module):
         """Return what each copy gives for its part."""
         return parallel_apply(replicas, inputs, kwargs, self.device_ids[: len(replicas)])
 
-    def gather(self, outputs: Sequence[Any], output_device: object) -> Any:
+    def gather(self, outputs: Sequence[object], output_device: object) -> Any:
         """Return all parts as one."""
         return gather(outputs, output_device, self.dim)

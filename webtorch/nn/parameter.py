@@ -70,7 +70,7 @@ class Parameter(Tensor, metaclass=_ParameterMeta):
         memo[id(self)] = copied
         return copied
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Pickle as the data and whether it requires a gradient; the gradient stays behind."""
         return _rebuild_parameter, (type(self), self.detach(), self.requires_grad)
 
@@ -197,7 +197,7 @@ class UninitializedParameter(_Uninitialized, Parameter):  # type: ignore[misc]
             memo[id(self)] = type(self)(self.requires_grad, self.device, self.dtype)
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Pickle as device, dtype and whether it requires a gradient."""
         return type(self), (self.requires_grad, str(self.device), self.dtype)
 
@@ -236,7 +236,7 @@ class UninitializedBuffer(_Uninitialized, Buffer):  # type: ignore[misc]
             memo[id(self)] = type(self)(False, self.device, self.dtype, self.persistent)
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
         """Pickle as device, dtype and persistence."""
         return type(self), (False, str(self.device), self.dtype, self.persistent)
 

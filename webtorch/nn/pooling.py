@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from webtorch.nn import functional as F
 from webtorch.nn.module import Module
@@ -106,7 +106,9 @@ class _MaxUnpoolNd(Module):
         self.stride = repeat(stride if stride is not None else kernel_size, self._rank)
         self.padding = repeat(padding, self._rank)
 
-    def forward(self, input: Tensor, indices: Tensor, output_size: Any = None) -> Tensor:
+    def forward(
+        self, input: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
+    ) -> Tensor:
         """Return the maxima at their places; `output_size` picks among the possible sizes."""
         return (F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)[self._rank - 1](
             input, indices, self.kernel_size, self.stride, self.padding, output_size
@@ -282,7 +284,7 @@ class _AdaptivePool(Module):
 
     _rank: int
 
-    def __init__(self, output_size: Any) -> None:
+    def __init__(self, output_size: int | Sequence[int | None] | None) -> None:
         """Take the sizes of the output; None keeps the input's."""
         super().__init__()
         self.output_size = output_size
@@ -322,7 +324,9 @@ class AdaptiveAvgPool3d(_AdaptiveAvgPoolNd):
 class _AdaptiveMaxPoolNd(_AdaptivePool):
     """Maxima of a given number of bins."""
 
-    def __init__(self, output_size: Any, return_indices: bool = False) -> None:
+    def __init__(
+        self, output_size: int | Sequence[int | None] | None, return_indices: bool = False
+    ) -> None:
         """Take the sizes of the output; `return_indices` adds where the maxima were."""
         super().__init__(output_size)
         self.return_indices = return_indices
@@ -359,7 +363,7 @@ class _FractionalMaxPool(Module):
     def __init__(
         self,
         kernel_size: Sizes,
-        output_size: Any = None,
+        output_size: Sizes | None = None,
         output_ratio: object = None,
         return_indices: bool = False,
         _random_samples: Tensor | None = None,

@@ -258,7 +258,7 @@ class _Steps(autograd.Function):
 
 def _differentiable(
     ctx: Any, inputs: tuple[Any, ...], mask: Tensor | None, grads: tuple[Tensor, ...]
-) -> list[Any]:
+) -> list[Tensor | None]:
     """Return the gradients as results that have gradients themselves."""
     create = webtorch.is_grad_enabled()
     if create:
@@ -318,7 +318,7 @@ def _as_they_come(
 _OFTEN = 8
 _LONGEST = 256
 # How often cells have been given what is like this.
-_came: Counter[Any] = Counter()
+_came: Counter[object] = Counter()
 
 
 def _comes_often(cell: _Cell, mask: Tensor | None, gates: Tensor, start: State) -> bool:

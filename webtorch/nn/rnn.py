@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import warnings
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from webtorch.functions import public as webtorch
@@ -304,7 +305,9 @@ class RNNBase(Module):
         return text
 
 
-def _each(state: Any, change: Any) -> object:
+def _each(
+    state: Tensor | tuple[Tensor, ...] | list[Tensor], change: Callable[[Tensor], Tensor]
+) -> object:
     """Return a state, one tensor or two, changed."""
     return tuple(map(change, state)) if isinstance(state, (tuple, list)) else change(state)
 

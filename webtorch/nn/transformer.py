@@ -67,7 +67,7 @@ def _clones(module: Module, count: int) -> ModuleList:
 
 
 def _both_masks(
-    mask: Tensor | None, padding: Tensor | None, names: tuple[str, str], dtype: Any
+    mask: Tensor | None, padding: Tensor | None, names: tuple[str, str], dtype: DType
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the attention and the padding mask in their additive form."""
     other = None if mask is None else mask.dtype

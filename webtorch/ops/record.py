@@ -116,7 +116,7 @@ class Example:
     "i5" is a vector of nine integers below 5, "b" a mask for (3, 5), "+" before a shape asks for positive numbers.
     """
 
-    inputs: tuple[Any, ...] = ()
+    inputs: tuple[object, ...] = ()
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
@@ -197,7 +197,7 @@ class Op:
     overlap: Overlap = "any"
     # What is written in place to the memory of an expanded tensor, whose elements share places, as PyTorch does with a
     # warning: given the memory once and the other arguments, those of the call on it. None where that is refused.
-    once_in_place: Callable[..., tuple[Any, ...]] | None = None
+    once_in_place: Callable[..., tuple[object, ...]] | None = None
     # The in-place forms that PyTorch has as functions too: "torch.relu_".
     inplace_functions: tuple[str, ...] = ()
     # Where PyTorch has it too, under another name or in another library: "special.expit".

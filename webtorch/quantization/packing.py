@@ -38,6 +38,7 @@ def halves(x: Tensor) -> Tensor:
 
 
 def inverse(d: Tensor) -> Tensor:
+    """Return 1 / d, and 0 where d is 0."""
     return webtorch.where(d == 0, 0.0, 1.0 / d)
 
 

@@ -73,7 +73,7 @@ def freeze(owners: Sequence[Value]) -> Frozen:
     inputs: list[Node] = []
     args: list[Scalar] = []
     # What follows tells what an entry is: a type begins data, a kind another node, a tuple ends all.
-    parts: list[Any] = []
+    parts: list[object] = []
     equal: dict[int, int | None] = {}
     # Views by source, with the arguments that are their offsets.
     windows: dict[Node, list[tuple[Node, int | None]]] = {}
@@ -149,7 +149,7 @@ def freeze(owners: Sequence[Value]) -> Frozen:
 
 # What tells the program of a graph; its data, those that are yet to come among them; its numbers; and where among these
 # those of each node begin.
-Glance = tuple[tuple[Any, ...], list[Node], list[Scalar], dict[Node, int]]
+Glance = tuple[tuple[object, ...], list[Node], list[Scalar], dict[Node, int]]
 
 
 def glance(owners: Sequence[Value], most: float = math.inf) -> Glance | None:
@@ -162,7 +162,7 @@ def glance(owners: Sequence[Value], most: float = math.inf) -> Glance | None:
     args: list[Scalar] = []
     places: dict[Node, int] = {}
     # What is said of a node is followed by the numbers of its sources.
-    parts: list[Any] = []
+    parts: list[object] = []
     writes = False
     for owner in owners:
         node = owner.node
@@ -251,13 +251,13 @@ def _read_windows(
     ]
 
 
-def signature(owner: Value) -> tuple[tuple[Any, ...], list[Node], Sequence[Scalar]] | None:
+def signature(owner: Value) -> tuple[tuple[object, ...], list[Node], Sequence[Scalar]] | None:
     """Return a key for the graph of one operation on data or on views of data, which is what one call
     by itself leaves; None for other graphs. The inputs and arguments are in the order of `freeze`.
     """
     node = owner.node
     kind = node.kind
-    parts: list[Any] = [kind, node.attrs, node.shape, node.dtype]
+    parts: list[object] = [kind, node.attrs, node.shape, node.dtype]
     inputs: list[Node] = []
     views: list[Node] = []
     for s in node.srcs:
@@ -299,7 +299,7 @@ def signature(owner: Value) -> tuple[tuple[Any, ...], list[Node], Sequence[Scala
     return tuple(parts), inputs, args
 
 
-def family(nodes: Sequence[Node] | Sequence[GraphNode]) -> tuple[Any, ...]:
+def family(nodes: Sequence[Node] | Sequence[GraphNode]) -> tuple[object, ...]:
     """Return the structure without shapes and strides, and the user's lines: what stays equal from
     one step of a loop to the next when only shapes change.
     """

@@ -169,20 +169,20 @@ class Runtime:
         # another takes its place in memory, or until there are many.
         self.settled: dict[int, weakref.ref[Owner]] = {}
         self.most_settled = 1024
-        self.programs: OrderedDict[tuple[Any, ...], Executable] = OrderedDict()
+        self.programs: OrderedDict[tuple[object, ...], Executable] = OrderedDict()
         # Those that have run since they were the oldest, by id, while there is little room: they stay once more.
         self.used: set[int] = set()
         # Some of them once more, by the keys of `signature`.
         self.single: dict[tuple[object, ...], weakref.ref[Executable]] = {}
         # What is known of graphs that are looked at with their calls not taken apart: small ones of one value, and
         # all where who records follows no scripts, and says so by `apart`.
-        self.glances: dict[tuple[Any, ...], Known] = {}
+        self.glances: dict[tuple[object, ...], Known] = {}
         self.apart = False
         self.counters = Counters()
         self.ahead = Ahead(backend, self.counters)
         self.churn = Churn(f"Programs on {backend.name}", _REMEDY)
         # By the keys of whole graphs, the parts in which they were computed.
-        self.parted: dict[tuple[Any, ...], KnownParts] = {}
+        self.parted: dict[tuple[object, ...], KnownParts] = {}
         self.keys = 0
         # Graphs that are computed in parts, by structure.
         self.divided: dict[Any, Divided] = {}

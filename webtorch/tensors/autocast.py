@@ -244,7 +244,7 @@ def _off(kind: str | None, run: Run, args: Args, kwargs: Kwargs) -> object:
         state.enabled = enabled
 
 
-def rules_of(function: Callable[..., Any]) -> Autocast:
+def rules_of(function: Callable[..., object]) -> Autocast:
     """Return the rules that a function follows which is no entry of the table."""
     callee: Callee = function.callee  # type: ignore[attr-defined]
     return callee.autocast or Autocast()

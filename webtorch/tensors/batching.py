@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from webtorch.ir.dtype import DType, Scalar, int64
-from webtorch.ir.view import contiguous_strides, is_contiguous, numel
+from webtorch.ir.view import Shape, contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.ops.record import TABLE
 from webtorch.tensors.above import ask, give
@@ -187,7 +187,7 @@ def summed_over(g: Tensor, kept: Iterable[int]) -> Tensor:
     return g
 
 
-def one_by_one(names: Sequence[str], function: Callable[..., Any]) -> Callable[..., Any]:
+def one_by_one(names: Sequence[str], function: Callable[..., object]) -> Callable[..., Any]:
     """Return a function that is called for each example where a tensor of these parameters is mapped over."""
     parameters = [*inspect.signature(function).parameters]
     places = [(parameters.index(name), name) for name in names]
@@ -263,7 +263,13 @@ def _shifted(move: Callable[[tuple[Any, ...], int], tuple[Any, ...]]) -> Callabl
     """The rule of a node that maps its operands one by one: hidden dims go first, attributes move."""
 
     def rule(
-        inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType, /
+        inputs: Sequence[Tensor],
+        levels: Levels,
+        attrs: Any,
+        scalars: tuple[Scalar, ...],
+        shape: Shape,
+        dtype: DType,
+        /,
     ) -> Tensor:
         """Record the node with the hidden dims in front."""
         k = len(levels)
@@ -276,7 +282,12 @@ def _shifted(move: Callable[[tuple[Any, ...], int], tuple[Any, ...]]) -> Callabl
 
 
 def _matmul(
-    inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType
+    inputs: Sequence[Tensor],
+    levels: Levels,
+    attrs: Any,
+    scalars: tuple[Scalar, ...],
+    shape: Shape,
+    dtype: DType,
 ) -> Tensor:
     a, b = inputs
     lead = sizes_of(levels)
@@ -298,7 +309,12 @@ def _one_by_one(kind: str) -> Callable[..., Tensor]:
     """The rule of a kind that has none: a node for each example, and their results together."""
 
     def rule(
-        inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType
+        inputs: Sequence[Tensor],
+        levels: Levels,
+        attrs: Any,
+        scalars: tuple[Scalar, ...],
+        shape: Shape,
+        dtype: DType,
     ) -> Tensor:
         """Record a node for each example, and stack their results."""
         lead = sizes_of(levels)
@@ -313,7 +329,12 @@ def _one_by_one(kind: str) -> Callable[..., Tensor]:
 
 
 def _sort(
-    inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType
+    inputs: Sequence[Tensor],
+    levels: Levels,
+    attrs: Any,
+    scalars: tuple[Scalar, ...],
+    shape: Shape,
+    dtype: DType,
 ) -> Tensor:
     (x,) = inputs
     rows, count = shape
@@ -324,7 +345,12 @@ def _sort(
 
 
 def _attention(
-    inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType
+    inputs: Sequence[Tensor],
+    levels: Levels,
+    attrs: Any,
+    scalars: tuple[Scalar, ...],
+    shape: Shape,
+    dtype: DType,
 ) -> Tensor:
     if attrs[4]:
         # Dropout: its random numbers were drawn for one example.
@@ -342,7 +368,12 @@ _CONV_ROLES = {"forward": (0, 1, 2), "input": (2, 1, 0), "weight": (0, 2, 1)}
 
 
 def _conv(
-    inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType
+    inputs: Sequence[Tensor],
+    levels: Levels,
+    attrs: Any,
+    scalars: tuple[Scalar, ...],
+    shape: Shape,
+    dtype: DType,
 ) -> Tensor:
     kind, *shapes_and_rest = attrs
     shapes, rest = list(shapes_and_rest[:3]), list(shapes_and_rest[3:])
@@ -403,7 +434,12 @@ def _indexed(
 
 
 def _take(
-    inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType
+    inputs: Sequence[Tensor],
+    levels: Levels,
+    attrs: Any,
+    scalars: tuple[Scalar, ...],
+    shape: Shape,
+    dtype: DType,
 ) -> Tensor:
     count, dims, name, wrap = attrs
     x, *indices = inputs
@@ -425,7 +461,12 @@ def _take(
 
 
 def _scatter(
-    inputs: Any, levels: Levels, attrs: Any, scalars: Any, shape: Any, dtype: DType
+    inputs: Sequence[Tensor],
+    levels: Levels,
+    attrs: Any,
+    scalars: tuple[Scalar, ...],
+    shape: Shape,
+    dtype: DType,
 ) -> Tensor:
     count, dims, combine, name, wrap = attrs
     base, *indices, values = inputs

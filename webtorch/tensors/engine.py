@@ -85,7 +85,7 @@ class Turn(NamedTuple):
 Turns = Generator[Turn, Any, None]
 
 
-def take(turns: Turns, given: Any) -> Turn | None:
+def take(turns: Turns, given: object) -> Turn | None:
     """Go on with what a function of the user's gave, up to the next one; None at the end."""
     try:
         return turns.send(given)

@@ -275,7 +275,7 @@ def write_tangents(x: Tensor, values: Tensor) -> None:
             mode.forward = levels
 
 
-def home_of(storage: Any) -> Any:
+def home_of(storage: object) -> Any:
     """Return the storage that one stands for, without a tangent or with another one."""
     for level in reversed(mode.forward):
         for first, second, _ in reversed(level.twins):

@@ -337,7 +337,7 @@ def _stand_in(
 
 
 def _as_results(
-    outputs: tuple[Any, ...],
+    outputs: tuple[object, ...],
     back: dict[int, Tensor],
     dirty: Sequence[Tensor],
     fixed: Sequence[Tensor],
@@ -488,7 +488,7 @@ def _move(
         tensors = [a for a in args if isinstance(a, Tensor)]
         places = [i for i, a in enumerate(args) if isinstance(a, Tensor)]
 
-        def rule(gs: tuple[Tensor, ...]) -> list[Any]:
+        def rule(gs: tuple[Tensor, ...]) -> list[object]:
             """Return the cotangents that the class's `backward` gives."""
             found = cls.backward(ctx, *gs)
             found = found if isinstance(found, tuple) else (found,)

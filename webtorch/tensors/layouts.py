@@ -7,7 +7,7 @@ what stands here is what a dense tensor says.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from webtorch.dispatch.call import plays
 from webtorch.tensors.above import ask
@@ -37,7 +37,7 @@ class Layouts:
     __slots__ = ()
 
     @plays("parts")
-    def to_dense(self, dtype: Any = None, *, masked_grad: bool | None = None) -> Tensor:
+    def to_dense(self, dtype: object = None, *, masked_grad: bool | None = None) -> Tensor:
         """Return the tensor with all of its elements: a dense one itself."""
         return self if dtype is None else self.to(dtype)  # type: ignore[attr-defined, return-value]
 

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from webtorch.dispatch.call import Count, looking
 from webtorch.ir.lines import user_depth
@@ -121,7 +121,7 @@ mode = _Mode()
 carried: list[threading.local] = [mode]
 
 
-def stand_in(function: Callable[..., Any], *args: object) -> Any:
+def stand_in(function: Callable[..., object], *args: object) -> Any:
     """Call a function in another thread, which records what this one does: Python counts nested calls by thread."""
     kept = [dict(vars(one)) for one in carried]
     found: list[Any] = []
@@ -161,7 +161,7 @@ class _ModeContext(contextlib.ContextDecorator):
     def _enter(self) -> None:
         mode.grad = self._grad
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         self._previous.append((mode.grad, mode.inference))
         self._enter()
         return self
@@ -174,10 +174,10 @@ class _ModeContext(contextlib.ContextDecorator):
     ) -> None:
         mode.grad, mode.inference = self._previous.pop()
 
-    def _recreate_cm(self) -> Any:
+    def _recreate_cm(self) -> Self:
         return self.clone()
 
-    def clone(self) -> Any:
+    def clone(self) -> Self:
         """Return a fresh context of the same kind."""
         return self.__class__()
 
@@ -187,7 +187,7 @@ class _ModeContext(contextlib.ContextDecorator):
         if inspect.isgeneratorfunction(func):
 
             @functools.wraps(func)
-            def generator(*args: object, **kwargs: object) -> Generator[Any, Any, Any]:
+            def generator(*args: object, **kwargs: object) -> Generator[object, object, object]:
                 """Run the generator, each step of it in the mode."""
                 running = func(*args, **kwargs)
                 # What the caller did at the last `yield`, to be passed on to the generator in the mode.
@@ -295,7 +295,7 @@ class set_grad_enabled(_ModeContext):
         self._first = globals()["mode"].grad
         globals()["mode"].grad = self._grad
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         self._previous.append((self._first, mode.inference))
         mode.grad = self._grad
         return self
@@ -304,7 +304,7 @@ class set_grad_enabled(_ModeContext):
         mode.grad = self._first
         return super().__call__(func)
 
-    def clone(self) -> Any:
+    def clone(self) -> Self:
         """Return a fresh context with the same setting."""
         return self.__class__(self._grad)
 
@@ -330,7 +330,7 @@ class _Switch(contextlib.ContextDecorator):
     ) -> None:
         setattr(mode, self._flag, self.before)
 
-    def clone(self) -> Any:
+    def clone(self) -> Self:
         """Return a fresh context with the same setting."""
         return type(self)(self.mode)
 
@@ -381,7 +381,7 @@ class inference_mode(_ModeContext):
     def _enter(self) -> None:
         mode.grad, mode.inference = self._grad, self._on
 
-    def clone(self) -> Any:
+    def clone(self) -> Self:
         """Return a fresh context with the same setting."""
         return self.__class__(self._on)
 

@@ -161,9 +161,9 @@ def name_of(func: object) -> str:
 
 
 @lru_cache(maxsize=1)
-def names() -> dict[Any, str]:
+def names() -> dict[object, str]:
     """The names of the functions that ask; a function with several has the first."""
-    found: dict[Any, str] = {}
+    found: dict[object, str] = {}
     for p in public_functions():
         found.setdefault(p.func, p.name)
     return found
@@ -286,7 +286,7 @@ def counted(cls: object) -> object:
 
 
 # Types that are asked nothing; Tensor and Parameter join when they exist.
-plain: set[type[Any]] = {int, float, bool, complex, str, bytes, type(None), slice}
+plain: set[type[object]] = {int, float, bool, complex, str, bytes, type(None), slice}
 
 
 def _foreign(args: Sequence[object], kwargs: dict[str, object]) -> Iterator[object]:
@@ -363,9 +363,9 @@ class Public(NamedTuple):
 
 
 @cache
-def askable() -> dict[Any, Public]:
+def askable() -> dict[object, Public]:
     """Return the functions that ask; a function with several names has the first."""
-    found: dict[Any, Public] = {}
+    found: dict[object, Public] = {}
     for p in public_functions():
         found.setdefault(p.function, p)
     return found

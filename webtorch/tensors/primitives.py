@@ -322,7 +322,7 @@ def ordered_node(x: Tensor, shape: Shape, strides: Shape, order: Shape) -> Node:
 
 
 # What copies in another type share, by shape and types.
-_CASTS: dict[tuple[Any, ...], Form] = {}
+_CASTS: dict[tuple[object, ...], Form] = {}
 _MOST_CASTS = 1 << 12
 
 

@@ -299,7 +299,7 @@ class _Recorder:
 
 
 # What was prepared, by the entry and the signature of the call.
-_recorders: dict[tuple[Any, ...], _Recorder] = {}
+_recorders: dict[tuple[object, ...], _Recorder] = {}
 _MOST_RECORDERS = 1 << 14
 depending.append(_recorders.clear)
 

@@ -62,7 +62,7 @@ class Result:
 
     def __init__(
         self,
-        kind: Callable[..., Any] | None,
+        kind: Callable[..., object] | None,
         leaves: list[int | Node],
         places: list[Place],
         runtime: Runtime,
@@ -99,14 +99,14 @@ class Memory:
     __slots__ = ("failures", "function", "known", "makes", "own_view")
 
     def __init__(
-        self, function: Callable[..., Any], makes: bool = False, own_view: bool = True
+        self, function: Callable[..., object], makes: bool = False, own_view: bool = True
     ) -> None:
         """`makes`: it is given numbers, and a device to make tensors on. `own_view`: what it gives may be a view of
         what it made itself, and is one each time.
         """
         self.function, self.makes, self.own_view = function, makes, own_view
         # By kind of call: 0 where it was seen once, None where it cannot be remembered.
-        self.known: dict[tuple[Any, ...], Result | int | None] = {}
+        self.known: dict[tuple[object, ...], Result | int | None] = {}
         # How many could not be; far below 0 once one could.
         self.failures = 0
         _FORGETTING.append(self.known)
@@ -213,7 +213,7 @@ class Views:
         """`titled`: its results get gradient functions of another name than views have."""
         self.run_as_usual, self.memory, self.titled = run, memory, titled
         # By kind of call: 0 where it was seen once, None where it gives no view.
-        self.known: dict[tuple[Any, ...], View | int | None] = {}
+        self.known: dict[tuple[object, ...], View | int | None] = {}
         self.failures = 0
 
     def find(self, args: Args, kwargs: Kwargs) -> Any:
@@ -341,7 +341,7 @@ def _is_chain(x: Tensor, views: list[tuple[Tensor, View, Tensor]], out: Tensor) 
     return at is out and out.dtype is x.dtype and not out._levels
 
 
-_FORGETTING: list[dict[tuple[Any, ...], Any]] = []
+_FORGETTING: list[dict[tuple[object, ...], Any]] = []
 
 
 def forget() -> None:
@@ -584,7 +584,7 @@ def _result(
     return Result(kind, leaves, places, runtime, len(nodes), places_demanded)
 
 
-def _without_demanded(kind: Callable[..., Any] | None, count: int, values: list[Any]) -> object:
+def _without_demanded(kind: Callable[..., object] | None, count: int, values: list[Any]) -> object:
     """Return the results of a call, of which the others were looked at."""
     return values[0] if kind is None else kind(values[:count])
 

@@ -329,7 +329,7 @@ class _Chosen:
         # The same where nothing differentiates it again.
         self.again = remembered(self.rule)
 
-    def known_of(self, tensor: Tensor) -> tuple[Any, ...]:
+    def known_of(self, tensor: Tensor) -> tuple[object, ...]:
         """Return what the rule is given of a tensor that is not saved."""
         return (tensor._shape, tensor.dtype) if self.anew else tensor._shape
 
@@ -343,7 +343,7 @@ def _all(
 
 
 def _each(
-    parts: Sequence[tuple[int, Callable[..., Any] | None]], g: object, out: Any, *values: Any
+    parts: Sequence[tuple[int, Callable[..., Tensor] | None]], g: object, out: Any, *values: Any
 ) -> tuple[Any, ...]:
     """Return the cotangents by rules for single operands."""
     found: list[Any] = []

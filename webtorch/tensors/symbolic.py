@@ -18,17 +18,17 @@ class SymBool:
     """A class to check for: no truth value is one."""
 
 
-def sym_int(a: Any) -> Any:
+def sym_int(a: Any) -> int:
     """Return a number without its fraction."""
     return math.trunc(a)
 
 
-def sym_float(a: Any) -> Any:
+def sym_float(a: Any) -> float:
     """Return a number as a float."""
     return float(a)
 
 
-def sym_not(a: object) -> Any:
+def sym_not(a: object) -> bool:
     """Return whether something is false."""
     return not a
 
@@ -50,7 +50,7 @@ def sym_sum(args: Any) -> Any:
     return sum(args)
 
 
-def sym_sqrt(a: Any) -> Any:
+def sym_sqrt(a: Any) -> float:
     """Return a square root."""
     return math.sqrt(a)
 

@@ -782,7 +782,7 @@ class Nothing(SavedTensor):
         raise RuntimeError(f"Calling register_hooks on a saved tensor {self.why}")
 
 
-def _type_text(dtype: Any, storage: Storage) -> str:
+def _type_text(dtype: DType, storage: Storage) -> str:
     place = "" if storage.runtime.kind == "cpu" else f"{storage.runtime.kind}."
     return f"torch.{place}{dtype.legacy}Tensor"
 

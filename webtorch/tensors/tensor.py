@@ -93,7 +93,7 @@ class Tensor(TensorBase):
     def __init__(self, *_: object, **__: object) -> None:
         """Do nothing: the tensor was complete when `__new__` returned it."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         """Note a subclass: one that is asked for kernels is asked for functions where it says so only."""
         super().__init_subclass__(**kwargs)
         mine: Any = cls.__torch_function__
@@ -824,7 +824,7 @@ class Tensor(TensorBase):
     # --------------------------------------------------------------------------------------------------
 
     @plays("operation")
-    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+    def to(self, *args: object, **kwargs: object) -> Tensor:
         """Return the tensor with another dtype, device or memory format: to(dtype),
         to(device, dtype), to(other).
         """

@@ -95,7 +95,7 @@ def broadcast_shapes(*shapes: int | Sequence[int]) -> Size:
     return Size(out)
 
 
-def as_one(callee: Callee, *args: Any) -> Any:
+def as_one(callee: Callee, *args: object) -> Any:
     """Return what the many calls give that a callee makes: one call for scripts, where nobody sees each."""
     if tracing.active or active.others:
         return callee.run(args, {})

@@ -101,12 +101,10 @@ def export(
     model as it was before training (a fresh one, or its state dict): the page then also starts from there, so that a
     visitor sees it learn. `labels` are the names of a classifier's classes, `targets` the right ones of the examples
     that it is shown with, `vocabulary` the characters (or tokens) of integer inputs: they let the page show samples
-    and take text. `half` stores parameters in 16 bits;
-    `single_file` writes one HTML file that needs no server. `page` is HTML to stand in the place of what pages
-    usually show, with its `<style>` and its `<script type="module">`, which imports what it needs from
-    "./widgets.js" and "./runtime.js". `cpu` adds WebAssembly for tabs without
-    WebGPU, by default where llvmlite is there to write it and the program has nothing that only
-    WebGPU does.
+    and take text. `half` stores parameters in 16 bits; `single_file` writes one HTML file that needs no server. `page`
+    is HTML to stand in the place of what pages usually show, with its `<style>` and its `<script type="module">`, which
+    imports what it needs from "./widgets.js" and "./runtime.js". `cpu` adds WebAssembly for tabs without WebGPU, by
+    default where llvmlite is there to write it and the program has nothing that only WebGPU does.
 
     Raises CaptureError for a function that a program cannot repeat or that writes into its
     arguments, DTypeError for float64 and complex numbers, OverflowError for constants beyond 32 bits, ShapeError for an
@@ -133,18 +131,29 @@ def export(
         half=half,
         cpu=cpu,
     )
-    for key, given in captures.examples.items():
+    _add_samples(exported, captures.examples, labels, targets, vocabulary)
+    return write_site(
+        Path(path), exported.program, exported.weights, exported.examples, exported.native,
+        {} if single_file else exported.software, initial=exported.initial, code=exported.code,
+        constants=exported.constants, single_file=single_file, own_page=page,
+    )  # fmt: skip
+
+
+def _add_samples(
+    exported: Exported,
+    examples: Mapping[str, Sequence[Batch]],
+    labels: Sequence[str] | None,
+    targets: Sequence[int] | None,
+    vocabulary: Sequence[str] | None,
+) -> None:
+    """Add example batches, and what the page needs to show them."""
+    for key, given in examples.items():
         for part in (exported.program, exported.software):
             exported.examples.update(_examples(part["functions"][key], key, given))
     exported.program["labels"] = [str(x) for x in labels] if labels is not None else None
     exported.program["targets"] = [int(x) for x in targets] if targets is not None else None
     exported.program["initial"] = bool(exported.initial)
     exported.program["vocabulary"] = list(vocabulary) if vocabulary is not None else None
-    return write_site(
-        Path(path), exported.program, exported.weights, exported.examples, exported.native,
-        {} if single_file else exported.software, initial=exported.initial, code=exported.code,
-        constants=exported.constants, single_file=single_file, own_page=page,
-    )  # fmt: skip
 
 
 def _functions(what: Function | Mapping[str, Function], name: str | None) -> dict[str, object]:

@@ -90,6 +90,7 @@ def export(
     names = [_free(n, used) for n in names]
 
     def recorded(leaves: Sequence[object]) -> Recorded:
+        """Return the recording of a call with these leaves as arguments."""
         own = pytree.tree_unflatten(list(leaves), in_spec)
         inputs = [*((name, x) for name, x, _ in state), *zip(names, leaves, strict=True)]
         return run(mod, own[0], own[1], inputs)

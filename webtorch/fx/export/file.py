@@ -367,6 +367,7 @@ def load(
         names = {n.partition("/")[2]: n for n in archive.namelist()}
 
         def entry(name: str) -> bytes:
+            """Return the bytes of a file in the archive, by its name below the archive's folder."""
             if name not in names:
                 raise RuntimeError(
                     f"torch.export.load: {f} has no {name}: it is no exported program"

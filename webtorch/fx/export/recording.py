@@ -164,6 +164,7 @@ def run(
     held: list[Any] = []
 
     def call() -> object:
+        """Return the tensors of the module's result, and keep the nodes of all its leaves."""
         before, mode.exporting = mode.exporting, True
         try:
             with recorder, calls.seen():

@@ -60,6 +60,7 @@ class ShapeProp(Interpreter):
         tensors = 0
 
         def look(value: object) -> object:
+            """Return the metadata of a tensor, and anything else as it is."""
             nonlocal tensors
             if not isinstance(value, Tensor):
                 return value

@@ -117,7 +117,7 @@ class _Alignment(autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the log probabilities."""
         log_probs, path, emitted, skips, inside, ends, alphas, loss = ctx.saved_tensors
         steps, batch = log_probs.shape[:2]

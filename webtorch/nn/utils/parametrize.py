@@ -88,7 +88,7 @@ class ParametrizationList(ModuleList):
         self.unsafe = unsafe
         shape, dtype = tuple(original.shape), original.dtype
         with webtorch.no_grad():
-            new: Any = original
+            new = original
             for module in reversed(list(self)):
                 if hasattr(module, "right_inverse"):
                     new = module.right_inverse(new)

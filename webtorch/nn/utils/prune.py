@@ -45,7 +45,7 @@ class BasePruningMethod(ABC):
         *args: object,
         importance_scores: Tensor | None = None,
         **kwargs: object,
-    ) -> Any:
+    ) -> BasePruningMethod:
         """Prune a parameter of a module, on top of what it is pruned by already. Returns the method, a hook."""
         hooks = module._forward_pre_hooks
         old = [
@@ -58,7 +58,7 @@ class BasePruningMethod(ABC):
                 f"Avoid adding multiple pruning hooks to the same tensor {name} of module {module}. "
                 "Use a PruningContainer."
             )
-        method: Any = cls(*args, **kwargs)
+        method: BasePruningMethod = cls(*args, **kwargs)
         method._tensor_name = name
         before: object = hooks[old[0]] if old else None
         if before is not None:
@@ -182,7 +182,7 @@ class Identity(BasePruningMethod):
         return default_mask
 
     @classmethod
-    def apply(cls, module: Module, name: str) -> Any:  # type: ignore[override]
+    def apply(cls, module: Module, name: str) -> BasePruningMethod:  # type: ignore[override]
         """Give `module.name` a mask of ones; return the method."""
         return super().apply(module, name)
 
@@ -224,7 +224,7 @@ class RandomUnstructured(_Unstructured):
         return webtorch.rand(t.shape, device=t.device)
 
     @classmethod
-    def apply(cls, module: Module, name: str, amount: float) -> Any:  # type: ignore[override]
+    def apply(cls, module: Module, name: str, amount: float) -> BasePruningMethod:  # type: ignore[override]
         """Mask `amount` random elements of `module.name`; return the method."""
         return super().apply(module, name, amount=amount)
 
@@ -238,7 +238,7 @@ class L1Unstructured(_Unstructured):
     @classmethod
     def apply(  # type: ignore[override]
         cls, module: Module, name: str, amount: float, importance_scores: Tensor | None = None
-    ) -> Any:
+    ) -> BasePruningMethod:
         """Mask the `amount` smallest elements, by `importance_scores` if given; return the method."""
         return super().apply(module, name, amount=amount, importance_scores=importance_scores)
 
@@ -282,7 +282,7 @@ class RandomStructured(_Structured):
         return webtorch.rand(t.shape[self.dim], device=t.device)
 
     @classmethod
-    def apply(cls, module: Module, name: str, amount: float, dim: int = -1) -> Any:  # type: ignore[override]
+    def apply(cls, module: Module, name: str, amount: float, dim: int = -1) -> BasePruningMethod:  # type: ignore[override]
         """Mask `amount` random channels along `dim`; return the method."""
         return super().apply(module, name, amount=amount, dim=dim)
 
@@ -308,7 +308,7 @@ class LnStructured(_Structured):
         n: float,
         dim: int,
         importance_scores: Tensor | None = None,
-    ) -> Any:
+    ) -> BasePruningMethod:
         """Mask the `amount` channels along `dim` of the smallest n-norm; return the method."""
         return super().apply(
             module, name, amount=amount, n=n, dim=dim, importance_scores=importance_scores
@@ -332,7 +332,7 @@ class CustomFromMask(BasePruningMethod):
         return default_mask * self.mask.to(dtype=default_mask.dtype)
 
     @classmethod
-    def apply(cls, module: Module, name: str, mask: Tensor) -> Any:  # type: ignore[override]
+    def apply(cls, module: Module, name: str, mask: Tensor) -> BasePruningMethod:  # type: ignore[override]
         """Give `module.name` a mask of its own; return the method."""
         return super().apply(module, name, mask=mask)
 
@@ -351,7 +351,7 @@ def random_unstructured(module: Module, name: str, amount: float) -> Module:
 
 def l1_unstructured(
     module: Module, name: str, amount: float, importance_scores: Tensor | None = None
-) -> Any:
+) -> Module:
     """Prune the smallest elements, or those of the smallest scores. Returns the module."""
     L1Unstructured.apply(module, name, amount=amount, importance_scores=importance_scores)
     return module
@@ -370,7 +370,7 @@ def ln_structured(
     n: float,
     dim: int,
     importance_scores: Tensor | None = None,
-) -> Any:
+) -> Module:
     """Prune the channels along a dim of the smallest n-norm. Returns the module."""
     LnStructured.apply(module, name, amount, n, dim, importance_scores=importance_scores)
     return module

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.nn.conv import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
@@ -49,7 +47,7 @@ class SpectralNorm:
         u, v = u.clone(), v.clone()
         return weight / webtorch.dot(u, webtorch.mv(matrix, v))
 
-    def __call__(self, module: Module, inputs: Any) -> None:
+    def __call__(self, module: Module, inputs: object) -> None:
         setattr(module, self.name, self.compute_weight(module, module.training))
 
 

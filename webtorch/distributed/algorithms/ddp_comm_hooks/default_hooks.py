@@ -55,10 +55,12 @@ def bf16_compress_hook(process_group: ProcessGroup | None, bucket: GradBucket) -
 
 def _wrapped(hook: Hook, dtype: DType) -> Hook:
     def compress(state: object, bucket: GradBucket) -> Future[Tensor]:
+        """Return a future of the gradients, which travel in the narrow type."""
         whole = bucket.buffer()
         bucket.set_buffer(whole.to(dtype))
 
         def decompress(future: Future[Any]) -> Tensor:
+            """Return the gradients in their own type, in the tensor that held them before."""
             value = future.value()
             return whole.copy_(value[0] if isinstance(value, (list, tuple)) else value)
 

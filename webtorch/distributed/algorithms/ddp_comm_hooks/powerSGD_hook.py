@@ -111,6 +111,7 @@ def _once_waited(coming: Future[Any], then: Callable[[Any], Tensor]) -> Future[T
     future: Future[Tensor] = Future()
 
     def comes(wait: bool) -> bool:
+        """Return whether the value is there; with `wait`, after making it."""
         if wait:
             future.set_result(then(coming.wait()))
         return future._done
@@ -157,6 +158,7 @@ def _reduced(
     )
 
     def second(means: list[Tensor]) -> Tensor:
+        """Return the gradients, made anew of the means of P and the Q that belong to them."""
         for x, mean in zip(rest, means, strict=False):
             x.copy_(mean)
         left = [_orthogonal(p, state.orthogonalization_epsilon) for p in means[len(rest) :]]

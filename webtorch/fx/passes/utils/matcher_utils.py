@@ -77,6 +77,7 @@ class SubgraphMatcher:
         found: list[InternalMatch] = []
 
         def search(number: int, match: InternalMatch) -> None:
+            """Add every match that goes on from this one with the anchors from `number` on."""
             if number == len(candidates):
                 nodes = match.nodes_map
                 match.placeholder_nodes = [nodes[n] for n in self.pattern_placeholder_nodes]
