@@ -17,22 +17,27 @@ from webtorch.tensors.tensor import Tensor
 __all__ = ["Buffer", "Parameter", "UninitializedBuffer", "UninitializedParameter", "is_lazy"]
 
 
-class _ParameterMeta(type):
-    """A tensor of a subclass that a Parameter was made of counts as a Parameter, as in PyTorch."""
+class _Marked(type):
+    """A tensor that has the mark of a class counts as one of it, whatever subclass it is of, as in PyTorch."""
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return type.__instancecheck__(cls, instance) or (
-            cls is Parameter
+        if type.__instancecheck__(cls, instance):
+            return True
+        mark = cls.__dict__.get("_mark")
+        return (
+            mark is not None
             and isinstance(instance, Tensor)
-            and instance.__dict__.get("_is_param", False)
+            and bool(instance.__dict__.get(mark, False))
         )
 
 
-class Parameter(Tensor, metaclass=_ParameterMeta):
+class Parameter(Tensor, metaclass=_Marked):
     """A tensor that is a module's parameter: assigned to a Module, it appears in `parameters()`.
 
     `data` is a tensor (an empty one by default) whose storage the parameter shares.
     """
+
+    _mark = "_is_param"
 
     def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> Parameter:
         """Return a leaf tensor that shares the storage of `data`."""
@@ -79,24 +84,14 @@ class Parameter(Tensor, metaclass=_ParameterMeta):
         return "Parameter containing:\n" + super().__repr__()
 
 
-class _BufferMeta(type):
-    """A tensor that was marked as one counts as a Buffer."""
-
-    def __instancecheck__(cls, instance: object) -> bool:
-        return type.__instancecheck__(cls, instance) or (
-            cls is Buffer
-            and isinstance(instance, Tensor)
-            and instance.__dict__.get("_is_buffer", False)
-        )
-
-
-class Buffer(Tensor, metaclass=_BufferMeta):
+class Buffer(Tensor, metaclass=_Marked):
     """A tensor that a Module registers as a buffer when it is assigned to an attribute.
 
     A buffer is state that no gradient changes; `persistent=False` leaves it out of `state_dict()`. It is a plain
     tensor with a mark.
     """
 
+    _mark = "_is_buffer"
     persistent: bool
     __torch_function__ = disabled  # type: ignore[assignment]
 
