@@ -67,7 +67,7 @@ class Constant:
     """A program that returns what it returned first."""
 
     def __init__(self, executable: Any) -> None:
-        self.executable = executable
+        self.executable, self.program = executable, executable.program
         self.outputs: list[Any] | None = None
 
     def run(self, buffers: Any, numbers: Any) -> list[Any]:
