@@ -94,6 +94,24 @@ def test_a_page_answers_as_the_processor(
     assert not page.problems
 
 
+def test_what_has_no_room_can_be_said_otherwise(
+    site: Path, page: Page, serve: Callable[[Path], str]
+) -> None:
+    page.page.goto(f"{serve(site)}?device=cpu")
+    page.page.click("#fetch")
+    page.page.wait_for_selector("#text:visible")
+    standing = page.page.text_content("#status")
+    long = "heap " * 80
+    page.page.fill("#text", long)
+    page.page.press("#text", "Enter")
+    page.until("document.querySelector('#status').textContent.includes('there is room for 64')")
+    assert page.page.input_value("#text") == long.strip()
+    assert page.page.locator("#talk li").count() == 0
+    assert _answer(page, "Why?") == "A heap — first."
+    assert page.page.text_content("#status") == standing
+    assert not page.problems
+
+
 def test_a_page_is_given_a_file(
     site: Path, trained: Path, page: Page, serve: Callable[[Path], str]
 ) -> None:

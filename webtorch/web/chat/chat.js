@@ -9,6 +9,8 @@ let messages = [];
 let answer = null;
 let asked = messages;
 let ready = false;
+// What the page says while nothing is wrong.
+let standing = ["", false];
 
 function show(text, bad = false) {
   $("status").textContent = text;
@@ -34,6 +36,7 @@ function send() {
   const text = $("text").value.trim();
   if (!text || answer) return;
   $("text").value = "";
+  show(...standing);
   asked = messages;
   asked.push({ role: "user", content: text });
   bubble("user", text);
@@ -68,8 +71,9 @@ worker.onmessage = ({ data }) => {
     $("form").hidden = $("forget").hidden = false;
     $("first").hidden = !data.told;
     const where = `On ${data.device}${data.reason ? `, as ${data.reason}` : ""}.`;
-    if (data.right) show(where);
-    else show(`${where} Its first tokens are not those of the processor where this page was made: answers may be wrong.`, true);
+    standing = data.right ? [where, false]
+      : [`${where} Its first tokens are not those of the processor where this page was made: answers may be wrong.`, true];
+    show(...standing);
     $("text").focus();
   }
   if (data.piece !== undefined && answer) {
@@ -86,9 +90,11 @@ worker.onmessage = ({ data }) => {
     show(data.error, true);
     $("progress").hidden = true;
     if (answer) {
-      // What failed was not said.
-      asked.pop();
+      // What failed was not said: it can be changed, and said again.
+      const { content } = asked.pop();
+      $("text").value ||= content;
       busy(false);
+      answer.previousElementSibling.remove();
       answer.remove();
       answer = null;
     } else if (!ready) $("file").hidden = false;
