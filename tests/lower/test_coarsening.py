@@ -92,6 +92,8 @@ def test_what_shares_little_or_has_more_to_do_stays() -> None:
         stores=(Store(2, o, ex.reduced(0, float32)),),
     )  # fmt: skip
     assert coarsened(alone, limits) is alone
+    same = replace(alone, reduces=(Reduce("sum", ex.const(2.0, float32), float32),))
+    assert coarsened(same, limits) is same
     checked = replace(kernel, checks=(Check(ex.const(0, int32), 1, 0),))
     assert coarsened(checked, limits) is checked
     # The second sum needs the first.

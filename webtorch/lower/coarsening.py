@@ -56,7 +56,8 @@ def _choices(kernel: Kernel, rows: int) -> Iterator[tuple[float, int, int]]:
         depends[node] = dims.union(*[depends[a] for a in node.args])
         if node.args and any(d >= rank for d in depends[node]):
             works.append((_LOAD if node.op == "load" else 1, depends[node]))
-    total = sum(w for w, _ in works)
+    # A sum of what is the same at all points reads nothing.
+    total = sum(w for w, _ in works) or 1
     invocations = kernel.outer_count * min(kernel.inner_count, _OF_A_ROW)
     for dim, size in enumerate(kernel.outer):
         same = sum(w for w, dims in works if dim not in dims)
