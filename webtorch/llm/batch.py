@@ -18,6 +18,7 @@ from webtorch.llm.cache import PIECES, Cache, rewinds
 from webtorch.llm.config import Config
 from webtorch.llm.model import Mixture, Model
 from webtorch.llm.sampling import Chooser, Kind, Sampling
+from webtorch.llm.tokens import alike
 from webtorch.nn import functional as F
 from webtorch.tensors.tensor import Tensor
 
@@ -300,9 +301,7 @@ class Batch:
 
     def _shared(self, text: _Text, prompt: Sequence[int]) -> int:
         """Return how many tokens of a prompt, but for its last one, the cache has from a text."""
-        pairs = enumerate(zip(text.tokens, prompt[:-1], strict=False))
-        least = min(len(text.tokens), len(prompt) - 1)
-        shared = next((i for i, (a, b) in pairs if a != b), least)
+        shared = alike(text.tokens, prompt[:-1])
         far = self._rewinds is not None and len(text.tokens) - shared > self._rewinds - DRAFTS
         return 0 if far else shared
 

@@ -18,6 +18,7 @@ from webtorch.errors import WebtorchError
 from webtorch.io.safetensors import FilePath
 from webtorch.llm.language import LanguageModel
 from webtorch.llm.template import DEFAULT, Message, TemplateError, render
+from webtorch.llm.tokens import alike
 
 __all__ = ["DataError", "Example", "batches", "examples_of", "read_lines"]
 
@@ -68,12 +69,6 @@ def _messages(found: Sequence[Mapping[str, Any]]) -> list[Message]:
     return out
 
 
-def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
-
-
 class _Reader:
     """Makes tokens of lines, by a model's tokenizer and template."""
 
@@ -91,7 +86,7 @@ class _Reader:
         encode = self.model.tokenizer.encode
         if isinstance(line.get("prompt"), str) and isinstance(line.get("completion"), str):
             tokens = [*encode(line["prompt"] + line["completion"]), *self.end]
-            return self._from(tokens, _shared(encode(line["prompt"]), tokens))
+            return self._from(tokens, alike(encode(line["prompt"]), tokens))
         if isinstance(line.get("text"), str):
             return self._from([*encode(line["text"]), *self.end], 0)
         raise DataError(
@@ -117,10 +112,8 @@ class _Reader:
         for i, message in enumerate(messages[: last + 1]):
             if message["role"] != "assistant":
                 continue
-            begin = _shared(self._tokens(messages[:i], True), whole)
-            end = (
-                len(whole) if i == last else _shared(self._tokens(messages[: i + 1], False), whole)
-            )
+            begin = alike(self._tokens(messages[:i], True), whole)
+            end = len(whole) if i == last else alike(self._tokens(messages[: i + 1], False), whole)
             learned[begin:end] = [True] * max(end - begin, 0)
         return Example(tuple(whole), tuple(learned))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from webtorch.io.tokenizer import DIGITS, GPT2, Tokenizer, TokenizerError
 
 __all__ = [
     "Tokens",
+    "alike",
     "ends_of",
     "gguf_tokens",
     "streamed",
@@ -256,3 +257,9 @@ def streamed(
             text, strip = text.removeprefix(" "), False
         yield text
     yield decoder.decode(b"", final=True)
+
+
+def alike(a: Sequence[int], b: Sequence[int]) -> int:
+    """Return how many tokens two texts begin with alike."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
