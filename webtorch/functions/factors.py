@@ -190,7 +190,9 @@ def ldl_solve(packed: Tensor, pivots: Tensor, b: Tensor, hermitian: bool) -> tup
         below = joining.cat((gap, (d1 * y2 - y1) / scale), -2)
         z = where(blocks, upper, where(negative.unsqueeze(-1), below, z))
 
-    (x,) = call("solve_triangular", (lower.mH if hermitian else lower.mT, z), (True, True), (b._shape[-2:],))
+    (x,) = call(
+        "solve_triangular", (lower.mH if hermitian else lower.mT, z), (True, True), (b._shape[-2:],)
+    )
     return (x.scatter(-2, places, x),)
 
 

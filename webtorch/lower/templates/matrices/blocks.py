@@ -114,7 +114,7 @@ def product(
     """Return the pass that subtracts a product from `out` (adds it, or sets it: `sign` "-", "+" or "").
 
     `b` is the number of the matrix. An element (i, j) is stored where `only` holds; a tile of which (i0, j0) is
-    the first element is left out where `skip` holds; `before` comes first. `until` is how deep it is, where not `depth`.
+    the first element is left out where `skip` holds; `before` comes first. `until` is how deep the product goes.
 
     Each invocation holds four rows and four columns in registers. Nothing goes through workgroup memory:
     processors run barriers slowly, and graphics cards have the operands in their caches.

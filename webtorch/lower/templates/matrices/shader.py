@@ -276,7 +276,7 @@ workgroupBarrier();"""
 
 
 def sought(size: int) -> str:
-    """Return the lines that leave in keys[0] the largest `key` of the workgroup, and in places[0] the first `place` of it.
+    """Return the lines that leave the largest `key` of the workgroup in keys[0], and its first `place` in places[0].
 
     They use the workgroup's arrays `keys` and `places`.
     """
