@@ -726,3 +726,13 @@ def test_hooks_after_a_gradient_was_added_see_it(lib: Any) -> None:
     end.register_hook(lambda _, grads: setattr(x, "grad", grads[0] * 10))
     x.sum().backward()
     assert x.grad.tolist() == [15.0] * 3
+
+
+def test_tracing_raises_what_the_function_raises() -> None:
+    def refuses(_x: object) -> None:
+        raise NotImplementedError
+
+    for lib in (torch, webtorch):
+        with warnings.catch_warnings(), pytest.raises(NotImplementedError):
+            warnings.simplefilter("ignore")
+            lib.jit.trace(refuses, lib.ones(2))
