@@ -28,7 +28,7 @@ from webtorch.runtime.frozen import Frozen
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.runtime.watch import watch
 from webtorch.scripts.account import Account
-from webtorch.scripts.changes import changes, made_as_usual, tensors_in
+from webtorch.scripts.changes import changes, history_of, made_as_usual, tensors_in
 from webtorch.scripts.computing import compute
 from webtorch.scripts.differing import difference
 from webtorch.scripts.late import complete, give_all
@@ -41,7 +41,7 @@ from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program,
 from webtorch.scripts.turning import BEGIN, GO_ON, Turning
 from webtorch.tensors.base import LATE
 from webtorch.tensors.engine import InPass, TensorHook
-from webtorch.tensors.host import Draw, tracing
+from webtorch.tensors.host import Draw, bindings, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.storage import Storage, writes
@@ -394,13 +394,19 @@ class Follower:
         return facts.storage == -1 - run.storages[t._storage]
 
     def mark(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
-        """Have gradients recorded for a tensor from outside, or not."""
-        t = args[0]
-        if any(x is t for x in run.externals) or any(
-            last.slot_of(t) is not None or any(x is t for x in last.externals)
-            for last in self.asides
+        """Have gradients recorded for a tensor from outside, or not: a step of the script if it has seen it."""
+        t, value = args[0], args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+        if (
+            t._requires_grad is value
+            and t._base is None
+            and history_of(t) is None
+            and not self.is_looked_at()
         ):
+            return t
+        if any(last.slot_of(t) is not None for last in self.asides):
             return self.other(run, callee, args, kwargs)
+        if any(last.was_given_one_of(args) for last in (run, *self.asides, *self.unfinished)):
+            return self.operation(run, callee, args, kwargs)
         if weakref.getweakrefcount(t):
             return self.inside(callee, args, kwargs)
         # No script has ever seen it.
@@ -434,15 +440,19 @@ class Follower:
             last.drop()
         self.unfinished = [last for last in self.unfinished if last.is_open()][-_MAX_UNFINISHED:]
 
-    def learn(self, args: object) -> None:
+    def learn(self, args: object, marks: bool = False) -> None:
         """Have runs go on where one ended, this one as well if nothing came between, if an argument needs the graph
-        of what it gave.
+        of what it gave, or is a leaf of that which the call `marks`.
         """
-        needed = next((last for last in self.unfinished if last.gave_one_of(args)), None)
+
+        def is_for(last: _Unfinished | Run) -> bool:
+            return last.was_given_one_of(args) if marks else last.gave_one_of(args)
+
+        needed = next((last for last in self.unfinished if is_for(last)), None)
         run = self.run
         if needed is None or run.promised or run.taken or run.refused:
             self.drop_unfinished()
-        aside = next((last for last in self.asides if last.gave_one_of(args)), None)
+        aside = next((last for last in self.asides if is_for(last)), None)
         if aside is not None:
             self.go_on_with(aside)
         if needed is not None:
@@ -589,7 +599,7 @@ class Follower:
         if callee.role == "step":
             self.stray = 0
         if self.unfinished or self.asides:
-            self.learn((*args, *kwargs.values()))
+            self.learn((*args, *kwargs.values()), marks=callee.role == "mark")
             run = self.run
         if run.refused:
             return self.usual(callee, args, kwargs, run.refused)
@@ -788,6 +798,10 @@ class Follower:
             return RemovableHandle(hooks, TensorHook(args[1], step.place))
         if step.kind == "mark":
             given._requires_grad = step.mark()
+            if step.results[0] == "external":
+                # What was compared with it before is to be compared again.
+                changes.count += 1
+                bindings.modules += 1
             return given
         elif step.kind == "gradient":
             run.sets_gradients = True
@@ -1216,6 +1230,10 @@ class _Unfinished:
     def is_open(self) -> bool:
         """Whether something that it gave is alive."""
         return any(reference() is not None for reference in self.known.values())
+
+    def was_given_one_of(self, args: Any) -> bool:
+        """Whether a tensor among arguments came from outside."""
+        return self.run is not None and self.run.was_given_one_of(args)
 
     def gave_one_of(self, args: Any) -> bool:
         """Whether it gave a tensor among arguments."""

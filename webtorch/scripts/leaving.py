@@ -17,6 +17,7 @@ from webtorch.scripts.recording import freed, note_mark, outputs_of, saved_stora
 from webtorch.scripts.run import Prior, Run
 from webtorch.scripts.script import (
     KNOWN,
+    MARKED,
     NEW,
     NUMBER,
     OBJECT,
@@ -73,6 +74,7 @@ def make_calls(run: Run, path: list[Step]) -> None:
         # A step's own writes were not promised.
         if step.kind != "step":
             run.count_writes(step.writes, -1)
+    flags = _flag_as_then(run, path)
     try:
         if computed:
             with _without_values(run, computed):
@@ -92,6 +94,8 @@ def make_calls(run: Run, path: list[Step]) -> None:
                 lose(run, promised[n:], error)
                 raise
     finally:
+        for t, flag in flags:
+            t._requires_grad = flag
         looking.add(-looks)
         mode.__dict__.clear()
         mode.__dict__.update(modes)
@@ -102,6 +106,19 @@ def make_calls(run: Run, path: list[Step]) -> None:
         anomaly.enabled = detecting
         made_again.pop(thread, None)
         run.made = []
+
+
+def _flag_as_then(run: Run, path: list[Step]) -> list[tuple[Tensor, bool]]:
+    """Have gradients recorded for those tensors from outside for which they were when calls saw them first; return
+    which others they are recorded for now, or not.
+    """
+    changed = []
+    for step in path:
+        for p in step.patterns():
+            if p.form == NEW and (t := run.externals[p.number])._requires_grad != p.facts[MARKED]:
+                changed.append((t, t._requires_grad))
+                t._requires_grad = p.facts[MARKED]
+    return changed
 
 
 def lose(run: Run, steps: list[Step], error: Exception) -> None:

@@ -408,11 +408,13 @@ def note_function(run: Run, args: Args) -> tuple[tuple[int, Facts], ...]:
 
 
 def note_mark(run: Run, t: Tensor, step: Step) -> None:
-    """Take notice that gradients are recorded for a result from now on, or not."""
+    """Take notice that gradients are recorded for a result from now on, or not, unless it is a tensor from outside."""
     number = run.slot_of(t)
     if number is None:
         # While calls that were computed are made again it is not what somebody has.
-        number = next(k for k in reversed(range(len(run.made))) if run.made[k] is t)
+        number = next((k for k in reversed(range(len(run.made))) if run.made[k] is t), None)
+    if number is None:
+        return
     run.facts[number] = replace(run.facts[number], requires_grad=step.mark())
 
 

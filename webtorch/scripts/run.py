@@ -119,9 +119,9 @@ class Run:
     # One is made for each step, and dicts of so many attributes grow several times.
     __slots__ = (
         "__dict__", "__weakref__", "at", "begun", "careful", "cast_before", "casts", "counted", "differentiated",
-        "drawn", "ended", "externals", "facts", "first", "generators", "given", "hooked", "ids", "is_kept", "known",
-        "made", "nodes", "noted", "numbers", "others", "program", "promised", "refused", "resting", "runtime", "saved",
-        "sets_gradients", "slots", "spoilt", "storages", "taken", "then", "undo", "values", "versions",
+        "drawn", "ended", "externals", "facts", "first", "flags", "generators", "given", "hooked", "ids", "is_kept",
+        "known", "made", "nodes", "noted", "numbers", "others", "program", "promised", "refused", "resting", "runtime",
+        "saved", "sets_gradients", "slots", "spoilt", "storages", "taken", "then", "undo", "values", "versions",
     )  # fmt: skip
 
     def __init__(self, root: Step) -> None:
@@ -190,8 +190,10 @@ class Run:
         self.made: list[Tensor] = []
         # The calls that were made, as they were this time; none while what they give is promised.
         self.taken: list[Step] = []
-        # Once it stands aside: what counts the writes of tensors from outside, and how many there had been.
+        # Once it stands aside: what counts the writes of tensors from outside, and how many there had been; and whether
+        # gradients were recorded for each.
         self.then: list[tuple[Any, int]] = []
+        self.flags: list[bool] = []
         # The writes that external storages had counted after the last call that read them.
         self.versions: dict[Storage, int] = {}
 
@@ -323,6 +325,10 @@ class Run:
         """Whether a tensor from outside lies in a storage."""
         return any(t._storage is storage for t in self.externals)
 
+    def was_given_one_of(self, values: Any) -> bool:
+        """Whether there is a tensor from outside among values."""
+        return any(t is x for t in tensors_in(values) for x in self.externals)
+
     def add_slot(self, t: Tensor) -> None:
         """Give a tensor the next number of a slot."""
         self.slots.append(weakref.ref(t))
@@ -446,14 +452,21 @@ class Run:
             else:
                 homes[t._storage] = homes[t._counter] = None
         self.then = [(home, home.version) for home in homes]
+        self.flags = self._flags()
+
+    def _flags(self) -> list[bool]:
+        """Return for which tensors from outside gradients are recorded."""
+        return [type(t) is not Prior and t._requires_grad for t in self.externals]
 
     @property
     def may_come_back(self) -> bool:
-        """Whether all that calls were given is there, and none of it was written since the run stood aside: a backward
-        pass looks whether what was saved is as it was.
+        """Whether all that calls were given is there, and none of it was written or marked since the run stood aside: a
+        backward pass looks whether what was saved is as it was.
         """
-        return all(home.version == version for home, version in self.then) and all(
-            self.slots[t.slot]() is not None for t in self.externals if type(t) is Prior
+        return (
+            all(home.version == version for home, version in self.then)
+            and all(self.slots[t.slot]() is not None for t in self.externals if type(t) is Prior)
+            and self._flags() == self.flags
         )
 
     def come_back(self, at: Step) -> None:

@@ -1,0 +1,108 @@
+"""Loops as users write them are followed, and are PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import webtorch
+from tests.scripts.following import scripts
+
+real = pytest.importorskip("torch")
+
+STEPS = 14
+# What a loop is given: PyTorch, or what stands for it, and what draws tensors. It returns what it has read and made.
+Loop = Callable[[Any, Callable[..., Any]], list[Any]]
+
+
+def ran(loop: Loop, torch: Any) -> list[Any]:
+    """Return what a loop gives, as numbers."""
+    numbers = np.random.default_rng(0)
+
+    def draw(*shape: int) -> Any:
+        return torch.from_numpy(numbers.standard_normal(shape).astype(np.float32))
+
+    return [v.tolist() if hasattr(v, "tolist") else v for v in loop(torch, draw)]
+
+
+def check(loop: Loop, least: int) -> None:
+    """Check that a loop is PyTorch's, and that at least so many steps are followed."""
+    expected = ran(loop, real)
+    with scripts(False):
+        plain = ran(loop, webtorch)
+    with scripts(True) as follower:
+        found = ran(loop, webtorch)
+        counts, text = follower().counts, follower().account.text()
+    for a, b, c in zip(found, plain, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(a, c, rtol=1e-4, atol=1e-5)
+    assert counts["followed"] >= least, text
+
+
+def layers(torch: Any, draw: Callable[..., Any], *sizes: int) -> Any:
+    """Return linear layers with a function between them."""
+    nn, made = torch.nn, []
+    for i, o in pairwise(sizes):
+        layer = nn.Linear(i, o)
+        with torch.no_grad():
+            layer.weight.copy_(draw(o, i) * 0.3)
+            layer.bias.zero_()
+        made += [layer, nn.Tanh()]
+    return nn.Sequential(*made[:-1])
+
+
+def frozen_in_turns(torch: Any, draw: Callable[..., Any]) -> list[Any]:
+    F = torch.nn.functional
+    g, d = layers(torch, draw, 3, 5, 4), layers(torch, draw, 4, 5, 1)
+    of_g, of_d = torch.optim.SGD(g.parameters(), 0.1), torch.optim.SGD(d.parameters(), 0.1)
+    seen: list[Any] = []
+    for step in range(STEPS):
+        made = g(draw(6, 3))
+        for p in d.parameters():
+            p.requires_grad_(True)
+        of_d.zero_grad()
+        loss = (F.softplus(d(made.detach())) + F.softplus(-d(draw(6, 4)))).mean()
+        loss.backward()
+        of_d.step()
+        for p in d.parameters():
+            p.requires_grad = step == STEPS - 3
+        of_g.zero_grad()
+        loss = F.softplus(-d(made)).mean()
+        loss.backward()
+        of_g.step()
+        seen.append(loss.item() if step % 2 else d[0].bias.requires_grad)
+        if step >= STEPS - 3:
+            seen += [p.grad.clone() for p in d.parameters()]
+    return [*seen, *g.parameters(), *d.parameters()]
+
+
+def frozen_then_left(torch: Any, draw: Callable[..., Any]) -> list[Any]:
+    # A flag that has changed is as it was while calls are made again.
+    w, b = draw(3, 2).requires_grad_(), draw(2).requires_grad_()
+    seen: list[Any] = []
+    for step in range(STEPS):
+        out = draw(4, 3) @ w + b
+        b.requires_grad_(False)
+        more = (out * b).sum() + (w * b).square().sum()
+        b.requires_grad_(True)
+        if step in (9, STEPS - 1):
+            # No script has this.
+            more = more + (b.sin() * out).sum()
+        more.backward()
+        seen += [w.grad.clone(), b.grad.clone(), more.item()]
+        w.grad = b.grad = None
+        if step == 11:
+            b.requires_grad_(False)
+            out = draw(4, 3) @ w + b
+            b.requires_grad_(True)
+            seen += [out.requires_grad, (out * b).sum().item()]
+    return seen
+
+
+@pytest.mark.parametrize(("loop", "least"), [(frozen_in_turns, 18), (frozen_then_left, 6)])
+def test_flags_that_change_in_each_step_are_followed(loop: Loop, least: int) -> None:
+    check(loop, least)
