@@ -405,7 +405,8 @@ class Follower:
             return t
         if any(last.slot_of(t) is not None for last in self.asides):
             return self.other(run, callee, args, kwargs)
-        if any(last.was_given_one_of(args) for last in (run, *self.asides, *self.unfinished)):
+        before: list[Run | _Unfinished] = [run, *self.asides, *self.unfinished]
+        if any(last.was_given_one_of(args) for last in before):
             return self.operation(run, callee, args, kwargs)
         if weakref.getweakrefcount(t):
             return self.inside(callee, args, kwargs)
@@ -599,7 +600,10 @@ class Follower:
         if callee.role == "step":
             self.stray = 0
         if self.unfinished or self.asides:
-            self.learn((*args, *kwargs.values()), marks=callee.role == "mark")
+            if not _has_no_graph(callee):
+                self.learn((*args, *kwargs.values()), marks=callee.role == "mark")
+            elif not (run.promised or run.taken):
+                self.drop_unfinished()
             run = self.run
         if run.refused:
             return self.usual(callee, args, kwargs, run.refused)
@@ -1201,6 +1205,8 @@ class Follower:
         return drawn, counter
 
 
+_DETACH: Callee = Tensor.detach.callee  # type: ignore[attr-defined]
+
 # What a promised tensor that has its value may still lack.
 _GRAPH = ("_grad_fn", "_output_nr")
 # What a storage lacks that is to be written, or that rests.
@@ -1249,6 +1255,13 @@ def _is_computed(out: object) -> bool:
     # A view of a leaf that has no part in its graph may get one, as a user's function gives it.
     apart = out._base is None or not out._base._requires_grad
     return out._storage.node.kind == "buffer" and not out._requires_grad and apart
+
+
+def _has_no_graph(callee: Callee) -> bool:
+    """Whether what a call gives has no part in a graph, whatever it is given."""
+    if not mode.grad or callee is _DETACH or callee.role == "alias":
+        return True
+    return callee.op is not None and not callee.op.differentiable
 
 
 def _plain_offsets(out: object) -> None:
