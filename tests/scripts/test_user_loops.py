@@ -106,3 +106,44 @@ def frozen_then_left(torch: Any, draw: Callable[..., Any]) -> list[Any]:
 @pytest.mark.parametrize(("loop", "least"), [(frozen_in_turns, 18), (frozen_then_left, 6)])
 def test_flags_that_change_in_each_step_are_followed(loop: Loop, least: int) -> None:
     check(loop, least)
+
+
+def masked_words(torch: Any, draw: Callable[..., Any]) -> list[Any]:
+    # A copy that shares its memory until it is written is compared while the other one is about to be written.
+    F, seen = torch.nn.functional, []
+    table, w = draw(5, 4), draw(4, 5).requires_grad_()
+    optimizer = torch.optim.Adam([w], 0.01)
+    for _ in range(STEPS):
+        words = (draw(3, 4).abs() * 2).long().clamp(max=3)
+        words.tolist()
+        mask = draw(3, 4) < -0.5
+        mask[:, 0] = True
+        labels = words.clone()
+        labels[~mask] = -100
+        words = words.masked_fill(mask, 4)
+        loss = F.cross_entropy((table[words] @ w).view(-1, 5), labels.view(-1), ignore_index=-100)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    return [*seen, w]
+
+
+def attacked(torch: Any, draw: Callable[..., Any]) -> list[Any]:
+    # What a step begins with has a graph that nobody needs.
+    w, x, y = draw(3, 2), draw(4, 3), draw(4, 2)
+    seen: list[Any] = []
+    for _ in range(STEPS):
+        x = x.detach()
+        x.requires_grad = True
+        loss = (x @ w - y).square().mean()
+        loss.backward()
+        x = torch.clamp(x + 0.1 * x.grad.data.sign(), -2, 2)
+        with torch.no_grad():
+            seen += [loss.item(), x.mean().item()]
+    return [*seen, x]
+
+
+@pytest.mark.parametrize(("loop", "least"), [(masked_words, 10), (attacked, 10)])
+def test_what_need_not_be_looked_at_ends_no_script(loop: Loop, least: int) -> None:
+    check(loop, least)

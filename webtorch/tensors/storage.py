@@ -116,6 +116,15 @@ _reference = weakref.ref
 _lazy: WeakKeyDictionary[Storage, Node] = WeakKeyDictionary()
 
 
+def _may_hold(holder: Storage | _Promised, node: Node) -> bool:
+    """Whether a storage holds a value, or did before a script was to write it: it is not looked at for that."""
+    try:
+        return (holder.node if type(holder) is _Promised else _node_of(holder)) is node
+    except AttributeError:
+        found = holder.resting  # type: ignore[union-attr]
+        return found is None or found[0] is node
+
+
 def is_lazily_cloned(storage: Storage) -> bool:
     """Whether a storage has the value that it had when it was cloned without a copy."""
     return storage in _lazy and _lazy[storage] is storage.node
@@ -181,7 +190,7 @@ class Storage:
         holders = node.shared
         if isinstance(holders, bool):
             return holders
-        return any((s := r()) is not None and s is not self and s.node is node for r in holders)
+        return any((s := r()) is not None and s is not self and _may_hold(s, node) for r in holders)
 
     def replace(self, node: Node) -> None:
         """Give the storage a new value, as an in-place operation does."""
@@ -392,3 +401,7 @@ class Storage:
     def nbytes(self) -> int:
         """Size in bytes, as PyTorch counts it."""
         return self.elements * self.dtype.itemsize
+
+
+# Past `__getattr__`, which ends what a script has promised.
+_node_of: Callable[[Any], Node] = vars(Storage)["node"].__get__
