@@ -421,6 +421,9 @@ class WebGPUBackend:
 
     def _write_parts(self, block: Block, data: Bytes) -> None:
         """Queue a write to the start of a block. Needs the lock."""
+        if not block.row:
+            self.write(block.pointer, data)
+            return
         for pointer, _, first, count in block.parts(len(data), len(data)):
             self.write(pointer, memoryview(data)[first : first + count])
 
