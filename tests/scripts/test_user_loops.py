@@ -147,3 +147,87 @@ def attacked(torch: Any, draw: Callable[..., Any]) -> list[Any]:
 @pytest.mark.parametrize(("loop", "least"), [(masked_words, 10), (attacked, 10)])
 def test_what_need_not_be_looked_at_ends_no_script(loop: Loop, least: int) -> None:
     check(loop, least)
+
+
+def sharpness_aware(torch: Any, draw: Callable[..., Any]) -> list[Any]:
+    F, model = torch.nn.functional, layers(torch, draw, 3, 5, 2)
+    optimizer, kept, seen = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), {}, []
+    for _ in range(STEPS):
+        x, y = draw(6, 3), draw(6, 2)
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        with torch.no_grad():
+            norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+            for p in model.parameters():
+                kept[p] = p.data.clone()
+                p.add_(p.grad * (0.05 / norm))
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        for p in model.parameters():
+            p.data = kept[p]
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(loss.item())
+    # They lie where the parameters do.
+    return [*seen, *model.parameters(), *kept.values()]
+
+
+def moved(torch: Any, draw: Callable[..., Any]) -> list[Any]:
+    w, b, shadow = draw(3, 2).requires_grad_(), draw(2).requires_grad_(), draw(3, 2)
+    seen: list[Any] = []
+    for step in range(2 * STEPS):
+        late = step >= 2 * STEPS - 8
+        kept = w.data
+        loss = (draw(4, 3) @ w + b).square().mean()
+        loss.backward()
+        w.data = w.data - 0.1 * w.grad.data
+        if late and step % 4 == 1:
+            # A look in between; the rest has other memory.
+            seen += [w.detach().clone(), w._version]
+        new = (b.data * 0.9).clamp(-1, 1)
+        b.data = new
+        new.add_(0.01)
+        w.data.mul_(0.99)
+        with torch.no_grad():
+            b += 0.5
+        if late and step % 4 == 2:
+            # No script has this.
+            new.add_(b.detach().sin())
+            seen += [new.clone(), b.detach().cos()]
+        saved, w.data = w.data, shadow
+        more = (w.detach() * 2).sum()
+        w.data = saved
+        if late and step % 4 == 3:
+            try:
+                w @ w
+            except RuntimeError:
+                seen.append(w.detach().clone())
+        if late and step % 4 == 0:
+            kept.mul_(2)
+        w.grad = b.grad = None
+        seen += [more.item(), kept, loss.item()]
+    return [*seen, w, b, new, shadow, w._version, b._version]
+
+
+def moved_under_a_graph(torch: Any, draw: Callable[..., Any]) -> list[Any]:
+    w, seen = draw(3, 2).requires_grad_(), []
+    for step in range(STEPS):
+        out = draw(4, 3) @ w.tanh()
+        if step % 2:
+            seen.append(out.sum().item())
+        w.data = w.data * 0.9
+        loss = (out * out).sum() + w.sum()
+        if step % 3:
+            seen.append(loss.item())
+        loss.backward()
+        w.data = w.data - 0.1 * w.grad
+        seen.append(w.grad)
+        w.grad = None
+    return [*seen, w]
+
+
+@pytest.mark.parametrize(
+    ("loop", "least"), [(sharpness_aware, 9), (moved, 16), (moved_under_a_graph, 0)]
+)
+def test_data_that_is_set_is_followed(loop: Loop, least: int) -> None:
+    check(loop, least)

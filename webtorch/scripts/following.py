@@ -44,7 +44,7 @@ from webtorch.tensors.engine import InPass, TensorHook
 from webtorch.tensors.host import Draw, bindings, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
-from webtorch.tensors.storage import Storage, writes
+from webtorch.tensors.storage import Left, Storage, writes
 from webtorch.tensors.tape import EnoughComputed, RemovableHandle, looks_at_each
 from webtorch.tensors.tensor import Tensor
 
@@ -78,7 +78,7 @@ _MOST_FAILURES = 2
 _MAX_UNFINISHED = 4
 
 # Kinds of steps that depend on nothing but their arguments.
-_ALONE = frozenset({"operation", "gradient", "mark", "hook", "function", "part", "stop"})
+_ALONE = frozenset({"operation", "gradient", "mark", "hook", "function", "part", "stop", "move"})
 # Those of backward passes; and after how many that stood in no script steps are taken to be written by hand.
 _PASSES = frozenset({"backward", "gradients"})
 _MANY_STRAY = 3
@@ -330,10 +330,13 @@ class Follower:
         if role == "mark" and run.slot_of(args[0]) is None:
             return self.mark(run, callee, args, kwargs)
         if role == "alias" and len(args) == 2:
-            if not self.lies_there(run, *args):
+            if self.lies_there(run, *args):
+                # As `x.data += 1` ends: it is there already.
+                return None
+            if not self.may_move(run, *args):
                 return self.other(run, callee, args, kwargs)
-            # As `x.data += 1` ends: it is there already.
-            return None
+            self.make_graphs(f"{callee.name} is set", args)
+            return self.operation(self.run, callee, args, kwargs)
         if role in _STEPS:
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
@@ -383,15 +386,24 @@ class Follower:
 
     def lies_there(self, run: Run, t: Tensor, value: object) -> bool:
         """Whether a value is what a tensor from outside is, on the same memory."""
-        if not isinstance(value, Tensor) or run.external_of(t) is None:
+        if run.external_of(t) is None or not isinstance(value, Tensor) or not _lie_alike(t, value):
             return False
-        slot, place = run.slot_of(value), (t._shape, t._strides, t._offset, t.dtype)
-        if (value._shape, value._strides, value._offset, value.dtype) != place:
-            return False
+        slot = run.slot_of(value)
         if slot is None:
             return value._storage is t._storage
         facts = (facts_along(run.at) if run.promised else run.facts)[slot]
-        return facts.storage == -1 - run.storages[t._storage]
+        return facts.storage == run.place_of_storage(t)
+
+    def may_move(self, run: Run, t: Tensor, value: object) -> bool:
+        """Whether a tensor from outside may get other memory, of the same form, within a script."""
+        return (
+            t._whole
+            and t._base is None
+            and run.slot_of(t) is None
+            and isinstance(value, Tensor)
+            and _lie_alike(t, value)
+            and not t._levels
+        )
 
     def mark(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Have gradients recorded for a tensor from outside, or not: a step of the script if it has seen it."""
@@ -409,6 +421,8 @@ class Follower:
         if any(last.was_given_one_of(args) for last in before):
             return self.operation(run, callee, args, kwargs)
         if weakref.getweakrefcount(t):
+            # From here on it is not enough that tensors are those of before.
+            run.careful = True
             return self.inside(callee, args, kwargs)
         # No script has ever seen it.
         self.depth += 1
@@ -432,7 +446,8 @@ class Follower:
         """Whether an argument is a tensor that the run gave, or promises to write, or has one."""
         run = self.run
         return any(
-            run.slot_of(t) is not None or t._storage in run.undo for t in tensors_in((value,))
+            run.slot_of(t) is not None or t._storage in run.undo or t._storage in run.homes
+            for t in tensors_in((value,))
         )
 
     def drop_unfinished(self) -> None:
@@ -737,6 +752,12 @@ class Follower:
         with self.lock:
             # Unless another thread has ended the run's promises meanwhile.
             followed = self.run is run and not run.taken
+            if step.kind == "move" and self.asides:
+                followed &= not any(
+                    last.slot_of(t) is not None or last.was_given_one_of((t,))
+                    for last in self.asides
+                    for t in args
+                )
             out = self.follow(run, step, args) if followed else OTHER
         if not followed:
             run.forget_externals(run.at.until[1])
@@ -764,7 +785,7 @@ class Follower:
             run.count_writes(step.writes, 1)
             for j, *_ in step.writes:
                 storage = run.externals[j]._storage
-                if storage not in run.undo:
+                if storage not in run.undo and storage not in run.homes:
                     run.undo[storage] = storage.node
                     del storage.node
         given = step.gives(run)  # type: ignore[misc]
@@ -803,15 +824,28 @@ class Follower:
         if step.kind == "mark":
             given._requires_grad = step.mark()
             if step.results[0] == "external":
-                # What was compared with it before is to be compared again.
-                changes.count += 1
+                # The next run compares it again.
+                self.changes = -1
                 bindings.modules += 1
             return given
+        if step.kind == "move":
+            self.move(run, step, args[0])
         elif step.kind == "gradient":
             run.sets_gradients = True
             for t in leaves_of(args):
                 t._grad = args[1]
         return None
+
+    def move(self, run: Run, step: Step, t: Tensor) -> None:
+        """Let a tensor from outside have other memory, whose value is promised or there."""
+        home, before = run.home(step.place, t), (t._storage, t._counter)
+        if home is not t._storage and t._counter is t._storage:
+            t._counter = Left(t._storage)
+        t._storage = home
+        run.note_move(step.args[0].number, before, step.place)
+        # The next run compares it again.
+        self.changes = -1
+        bindings.change()
 
     def resolve(self, run: Run, graph: bool = False) -> None:
         """Compute what a run has promised, or make its calls in the usual way. What needs the graph goes on after
@@ -846,10 +880,12 @@ class Follower:
                         run, at, program, lambda: self.finish(run, at, program), soon
                     )
                 except BaseException:
+                    run.move_on()
                     if self.run is run:
                         self.leave(run)
                     raise
                 if not done:
+                    run.move_on()
                     self.leave(run)
                     if program is not None:
                         program.failures += 1
@@ -908,6 +944,10 @@ class Follower:
 
     def _promise(self, run: Run) -> None:
         """Have whoever looks at what is promised come here."""
+        if self.changes < 0:
+            # It has come back, or goes on, after tensors were changed.
+            changes.count += 1
+            self.changes, run.careful = changes.count, True
         run.promised = True
         _promising.append(self)
         writes.guard = _guard
@@ -1257,6 +1297,12 @@ def _is_computed(out: object) -> bool:
     return out._storage.node.kind == "buffer" and not out._requires_grad and apart
 
 
+def _lie_alike(*tensors: Tensor) -> bool:
+    """Whether two tensors have one form, in their memory as well."""
+    first, second = [(t._shape, t._strides, t._offset, t._whole, t.dtype) for t in tensors]
+    return first == second
+
+
 def _has_no_graph(callee: Callee) -> bool:
     """Whether what a call gives has no part in a graph, whatever it is given."""
     if not mode.grad or callee is _DETACH or callee.role == "alias":
@@ -1302,7 +1348,11 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
     if not given:
         for follower in list(_promising):
             run = follower.run
-            if run.holds(holder) if isinstance(holder, Tensor) else holder in run.undo:
+            if (
+                run.holds(holder)
+                if isinstance(holder, Tensor)
+                else holder in run.undo or holder in run.homes
+            ):
                 if not run.is_complete:
                     follower.note("a value is looked at")
                 follower.resolve(run, graph=run.at.kind == "computed" or name in _GRAPH)

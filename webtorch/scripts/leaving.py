@@ -70,10 +70,16 @@ def make_calls(run: Run, path: list[Step]) -> None:
     computed, promised = split(path)
     for step in computed:
         run.count_writes(step.writes, -1, slots=False)
-    for step in promised:
+    homes = [(t, home) for t, _, (home, _) in run.moves if home in run.homes]
+    for step in reversed(promised):
+        if step.kind == "move":
+            t, before, _ = run.moves.pop()
+            t._storage, t._counter = before
         # A step's own writes were not promised.
-        if step.kind != "step":
+        elif step.kind != "step":
             run.count_writes(step.writes, -1)
+    run.left.clear()
+    run.homes.clear()
     flags = _flag_as_then(run, path)
     try:
         if computed:
@@ -96,6 +102,9 @@ def make_calls(run: Run, path: list[Step]) -> None:
     finally:
         for t, flag in flags:
             t._requires_grad = flag
+        for t, home in homes:
+            # Somebody may be looking at it.
+            home.node = t._storage.node
         looking.add(-looks)
         mode.__dict__.clear()
         mode.__dict__.update(modes)
@@ -271,6 +280,11 @@ def _make(run: Run, step: Step, taken: Step) -> None:
         interpreted(step.callee, args, kwargs)
         for number, f in step.changed:
             run.facts[number] = f
+        return
+    if step.kind == "move":
+        memory = args[0]._storage, args[0]._counter
+        interpreted(step.callee, args, kwargs)
+        run.note_move(step.args[0].number, memory, step.place)
         return
     if step.kind == "backward":
         for (j, _), p in zip(step.leaves, step.watched):

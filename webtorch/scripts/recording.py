@@ -76,6 +76,8 @@ class Note:
         self.run = run
         self.step = step = Step(run.at)
         step.callee, step.kind = callee, _KINDS.get(callee.role, callee.role)
+        if callee.role == "alias" and len(args) == 2:
+            step.kind = "move"
         step.modes, step.line = run.modes(), user_line()
         opaque = _OPAQUE.get(callee.role)
         step.args = [
@@ -127,6 +129,7 @@ class Note:
             if run.versions.get(storage, storage.version) != storage.version:
                 raise Refused("a tensor from outside was written by what is no call")
         self.before = [_state(run.externals[j]) for j in self.read]
+        self.counters = [run.externals[j]._counter for j in self.read]
 
     def places(self) -> list[tuple[Any, int]]:
         """Return what tells the numbers among the arguments apart that are compared: line and callee, and place."""
@@ -180,7 +183,8 @@ class Note:
         for j, before in zip(self.read, self.before, strict=True):
             t = run.externals[j]
             storage, node, counts, version, fn = before
-            if t._storage is not storage or history_of(t) is not fn:
+            moved = step.kind == "move" and j == step.args[0].number
+            if (t._storage is not storage and not moved) or history_of(t) is not fn:
                 raise Refused("it gives a tensor from outside another history or memory")
             run.versions[storage] = storage.version
             if storage.node is not node or storage.version != version:
@@ -191,6 +195,8 @@ class Note:
         step.writes = tuple(writes)
         if step.kind == "mark":
             note_mark(run, out, step)
+        elif step.kind == "move":
+            step.place = self._note_move()
         if step.kind == "hook":
             step.place = note_hook(run, self.tensor)
         elif step.kind == "function":
@@ -216,6 +222,21 @@ class Note:
             step.results, step.writes, step.leaves, step.place, step.changed,
         )  # fmt: skip
         return step
+
+    def _note_move(self) -> int:
+        """Note that a tensor from outside lies elsewhere now; return what `Facts.storage` calls that place."""
+        run, (p, value) = self.run, self.step.args
+        if value.form == SLOT:
+            place = run.facts[value.number].storage
+        else:
+            place = run.place_of_storage(run.externals[value.number])
+        storage, counter = next(
+            (storage, counter)
+            for j, (storage, *_), counter in zip(self.read, self.before, self.counters, strict=True)
+            if j == p.number
+        )
+        run.note_move(p.number, (storage, counter), place)
+        return place
 
     def stopped(self) -> Step:
         """Return the step of a call with which the second computation of a checkpointed part stops."""
@@ -263,6 +284,10 @@ def _external(p: Pattern, run: Run) -> int | None:
     """Return the external tensor in whose storage an argument lies."""
     if p.form == SLOT:
         place = run.facts[p.number].storage
+        if place >= 0 and place in run.homes.values():
+            # One whose `data` was set, if it still lies there.
+            lying = (t for t, *_ in run.moves if run.homes.get(t._storage) == place)
+            return next((run.numbers[id(t)] for t in lying), None)
         return -1 - place if place < 0 else None
     return p.number if p.form in (NEW, KNOWN, PRIOR) else None
 
@@ -431,7 +456,7 @@ def _facts(t: Tensor, run: Run) -> Facts:
     run.runtime = run.runtime or storage.runtime
     if storage.runtime is not run.runtime:
         raise Refused("it computes on two devices")
-    place = len(run.slots)
+    place = run.homes.get(storage, len(run.slots))
     for k, reference in enumerate(run.slots):
         other = reference()
         if other is not None and other._storage is storage:
@@ -530,6 +555,8 @@ def program_of(
         raise Refused("a tensor from outside was written by what is no call")
     places, used, still, partly = _places(run)
     still |= partly
+    if still and any(s.kind == "move" for s in run.at.path()):
+        raise Refused("the data of a tensor is set while there is a graph")
     starts = [t._grad_fn for k in sorted(still) if (t := run.slots[k]()) is not None]
     _check_graph(starts, run)
     saved = saved_storages(starts, run)
@@ -614,6 +641,7 @@ def _places(
             raise Refused("a result was written in place with gradients")
         if k >= run.first:
             places[t._storage] = run.facts[k].storage
+    places.update(run.homes)
     return places, used, still, partly
 
 
@@ -695,7 +723,7 @@ def _outputs(
     saved by the graph.
     """
     calls = split(run.at.path())[1]
-    written = {run.storages[run.externals[j]._storage] for s in calls for j, _, _ in s.writes}
+    written = _written(calls, run)
     outputs: list[tuple[str, int, Shape, int]] = []
     for taken in frozen.owners:
         storage = taken.owner if isinstance(taken, Taken) else taken
@@ -713,6 +741,20 @@ def _outputs(
     if written - {number for kind, number, *_ in outputs if kind == "external"}:
         raise Refused("a write takes the value of another tensor as it is")
     return outputs
+
+
+def _written(calls: list[Step], run: Run) -> set[int]:
+    """Return the numbers of storages from outside that calls have written."""
+    places: dict[int, int] = {}
+    found = []
+    for s in calls:
+        if s.kind == "move":
+            places[s.args[0].number] = s.place
+        for j, *_ in s.writes:
+            if j not in places:
+                places[j] = -1 - run.storages[run.left.get(j) or run.externals[j]._storage]
+            found.append(places[j])
+    return {-1 - place for place in found if place < 0}
 
 
 def facts_along(step: Step) -> list[Facts]:

@@ -33,7 +33,7 @@ from webtorch.tensors import autocast
 from webtorch.tensors.autocast import Casts
 from webtorch.tensors.host import Varying
 from webtorch.tensors.modes import mode
-from webtorch.tensors.storage import Storage
+from webtorch.tensors.storage import Counter, Storage
 from webtorch.tensors.tape import GradFn, Part, part_of
 from webtorch.tensors.tensor import Tensor
 
@@ -66,6 +66,10 @@ def facts_of(t: Tensor) -> tuple[object, ...] | None:
 _EXACT = 2**53
 # Of more tensors that do not come again each is compared with all.
 _MANY = 16
+
+
+# The storage of a tensor, and what counts its writes.
+Memory = tuple[Storage, Storage | Counter]
 
 
 class _Regular:
@@ -215,6 +219,23 @@ class Run:
         return []
 
     @cached_property
+    def moves(self) -> list[tuple[Tensor, Memory, Memory]]:
+        """The tensors from outside whose `data` was set since something was computed, in order, with their memory
+        before and after.
+        """
+        return []
+
+    @cached_property
+    def left(self) -> dict[int, Storage]:
+        """Where these lay before the first of these calls, by number."""
+        return {}
+
+    @cached_property
+    def homes(self) -> dict[Storage, int]:
+        """Where they lie now, of storages of slots: what `Facts.storage` calls each."""
+        return {}
+
+    @cached_property
     def handed(self) -> weakref.WeakSet[Storage]:
         """The storages that slots got, once something was computed."""
         return weakref.WeakSet()
@@ -322,8 +343,8 @@ class Run:
         return self.externals[number] if number >= 0 else self.slots[-1 - number]()
 
     def was_given(self, storage: Storage) -> bool:
-        """Whether a tensor from outside lies in a storage."""
-        return any(t._storage is storage for t in self.externals)
+        """Whether a tensor from outside lies in a storage, or did."""
+        return storage in self.left.values() or any(t._storage is storage for t in self.externals)
 
     def was_given_one_of(self, values: Any) -> bool:
         """Whether there is a tensor from outside among values."""
@@ -345,7 +366,7 @@ class Run:
             if type(t) is Prior:
                 self.values.append(nothing)  # type: ignore[arg-type]
                 continue
-            storage = t._storage
+            storage = self.left.get(number) or t._storage
             self.numbers.setdefault(id(t), number)
             self.storages.setdefault(storage, number)
             before = self.undo.get(storage)
@@ -367,6 +388,46 @@ class Run:
         """Return the storage that had a value when the run began."""
         found = self.begun.get(id(node))
         return found[1] if found is not None and found[0]() is node else None
+
+    def place_of_storage(self, t: Tensor) -> int:
+        """Return what `Facts.storage` calls the storage of a tensor from outside."""
+        place = self.homes.get(t._storage)
+        return -1 - self.storages[t._storage] if place is None else place
+
+    def home(self, place: int, t: Tensor) -> Storage:
+        """Return the storage that `Facts.storage` calls so, for a tensor that is to lie there. It may be promised."""
+        if place < 0:
+            number = -1 - place
+            return self.left.get(number) or self.externals[number]._storage
+        found = next((storage for storage, k in self.homes.items() if k == place), None)
+        return found or Storage.promised(t._storage)
+
+    def note_move(self, number: int, before: Memory, place: int) -> None:
+        """Take notice that the `data` of a tensor from outside has been set."""
+        t = self.externals[number]
+        self.left.setdefault(number, before[0])
+        if place >= 0:
+            self.homes[t._storage] = place
+        self.moves.append((t, before, (t._storage, t._counter)))
+
+    def move_back(self) -> None:
+        """Let these tensors lie where they did."""
+        for t, before, _ in reversed(self.moves):
+            t._storage, t._counter = before
+
+    def move_on(self) -> None:
+        """Let these tensors lie where they are to."""
+        for t, _, after in self.moves:
+            t._storage, t._counter = after
+
+    def forget_moves(self) -> None:
+        """Something was computed: they lie where they do. A storage that has been left has no number any more."""
+        if self.moves:
+            for number, storage in self.left.items():
+                if self.storages.get(storage) == number:
+                    del self.storages[storage]
+            for moved in (self.moves, self.left, self.homes):
+                moved.clear()
 
     def forget_slots(self, count: int) -> None:
         """Take back all but the first `count`."""
@@ -407,6 +468,7 @@ class Run:
         self.ended = None
         self.differentiated = False
         self.undo.clear()
+        self.forget_moves()
         self.values, self.nodes = [], {}
 
     @property
@@ -552,7 +614,8 @@ class Run:
         if not self.careful:
             if any(externals[k] is t for k in others) or not self.is_apart(known, t):
                 return False
-            first = min((k for k in others if externals[k]._storage is storage), default=number)
+            lying = (k for k in others if (self.left.get(k) or externals[k]._storage) is storage)
+            first = min(lying, default=number)
             if again and (first, first) == p.alias == (number, number):
                 regular.add(p, storage, [q for q in known if q is not p])
                 return True

@@ -172,6 +172,14 @@ class Storage:
             runtime.add(self)
         return self
 
+    @classmethod
+    def promised(cls, like: Storage) -> Storage:
+        """Return a storage of the form of another one, which has no value yet."""
+        self = _new(cls)
+        self.runtime, self.dtype, self.elements = like.runtime, like.dtype, like.elements
+        self.version, self.donor, self.resting = 0, None, None
+        return self
+
     def _join(self, node: Node) -> None:
         """Note that this storage holds a value that others hold too."""
         with self.runtime.writing:
