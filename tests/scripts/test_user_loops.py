@@ -231,3 +231,31 @@ def moved_under_a_graph(torch: Any, draw: Callable[..., Any]) -> list[Any]:
 )
 def test_data_that_is_set_is_followed(loop: Loop, least: int) -> None:
     check(loop, least)
+
+
+def looked_at_afterwards(torch: Any, draw: Callable[..., Any]) -> list[Any]:
+    # Figures of results whose graph the backward pass has used up, with gradients on.
+    F, model = torch.nn.functional, layers(torch, draw, 3, 5, 2)
+    optimizer, seen, kept = torch.optim.Adam(model.parameters(), 0.01), [], []
+    for step in range(STEPS):
+        out, y = model(draw(6, 3)), draw(6, 2)
+        loss = F.mse_loss(out, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        near = torch.sigmoid(out * 2)
+        seen.append(((near > 0.5) == (y > 0)).float().mean().item())
+        if step in (8, STEPS - 2):
+            kept.append(near)
+            try:
+                near.sum().backward()
+            except RuntimeError as error:
+                seen.append("second time" in str(error))
+        if step == STEPS - 1:
+            w = near.sum() + model[0].weight.sum()
+            seen += [w.item(), w.requires_grad]
+    return [*seen, *kept, *model.parameters()]
+
+
+def test_what_is_made_of_a_used_graph_is_followed() -> None:
+    check(looked_at_afterwards, 16)

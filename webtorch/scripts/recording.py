@@ -16,7 +16,7 @@ from webtorch.runtime.backend import Executable
 from webtorch.runtime.frozen import Frozen, Taken
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.scripts.changes import history_of, tensors_in
-from webtorch.scripts.late import give_all
+from webtorch.scripts.late import complete, give_all
 from webtorch.scripts.run import Run, facts_of, has_hooks, keep_saved, may_vary
 from webtorch.scripts.script import (
     KNOWN,
@@ -99,7 +99,9 @@ class Note:
                     raise Refused("backward() is given arguments")
                 if any(not isinstance(t, Tensor) or run.slot_of(t) is None for t in roots):
                     raise Refused("it is given a tensor from before that has a graph")
-                turning.leaves = _leaves(graph_of([t._grad_fn for t in roots]), run, hooks=True)
+                functions = graph_of([t._grad_fn for t in roots])
+                _check_whole(functions, run)
+                turning.leaves = _leaves(functions, run, hooks=True)
             elif turning.run is None or turning.run() is not run:
                 raise Refused("something was computed within the backward pass")
             self.leaves = turning.leaves
@@ -116,6 +118,7 @@ class Note:
             if any(not isinstance(t, Tensor) or run.slot_of(t) is None for t in roots):
                 raise Refused("it is given a tensor from before that has a graph")
             self.functions = graph_of([root._grad_fn for root in roots])
+            _check_whole(self.functions, run)
             _leaves(self.functions, run, hooks=False)
         elif step.kind == "step":
             found = None if callee.watch is None else callee.watch(*args, **kwargs)
@@ -208,7 +211,11 @@ class Note:
                 if p.form not in (NEW, KNOWN):
                     continue
                 t = run.externals[p.number]
-                if history_of(t) is not None and run.slot_of(t) is None:
+                complete(t)
+                fn = history_of(t)
+                if fn is None or run.slot_of(t) is not None:
+                    continue
+                if not (isinstance(fn, GradFn) and _is_used_up(fn)):
                     raise Refused("it is given a tensor from before that has a graph")
         if step.kind == "backward":
             self._note_part()
@@ -645,6 +652,23 @@ def _places(
     return places, used, still, partly
 
 
+def _is_used_up(fn: GradFn) -> bool:
+    """Whether backward passes have left nothing of the graph of a function, as of that of a result after a step."""
+    functions = graph_of([fn])
+    gone = {
+        f
+        for f in functions
+        if not isinstance(f, AccumulateGrad) and (f.saved is None or f.rule is None)
+    }
+    return _left_of([fn], gone)[fn] is False
+
+
+def _check_whole(functions: Iterable[GradFn], run: Run) -> None:
+    """Raise Refused where a graph leads to one that was there before."""
+    if not run.earlier().isdisjoint(functions):
+        raise Refused("a graph leads to one that was there before")
+
+
 def _leaves_of(fn: GradFn, run: Run) -> tuple[int, ...]:
     """Return the leaves from outside that a graph reaches."""
     reached = [f.variable for f in graph_of([fn]) if isinstance(f, AccumulateGrad)]
@@ -653,13 +677,14 @@ def _leaves_of(fn: GradFn, run: Run) -> tuple[int, ...]:
 
 def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:
     """Return the storages from calls of a run that a graph has saved, in an order that depends on the graph alone."""
-    saved = [s.storage for fn in graph_of(starts) for s in fn.saved or () if s.packed is None]
+    functions = graph_of(starts, run.earlier())
+    saved = [s.storage for fn in functions for s in fn.saved or () if s.packed is None]
     return list(dict.fromkeys([storage for storage in saved if not run.is_outside(storage)]))
 
 
 def _check_graph(starts: Iterable[GradFn | None], run: Run) -> None:
-    """Raise Refused where a graph is not made of plain calls."""
-    for fn in graph_of(starts):
+    """Raise Refused where a graph is not made of plain calls, up to what was there before."""
+    for fn in graph_of(starts, run.earlier()):
         if is_watched(fn, run) or not is_known(fn, run):
             raise Refused("a result has a graph with hooks, or with a function of the user's own")
         if isinstance(fn, AccumulateGrad):

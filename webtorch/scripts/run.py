@@ -550,6 +550,11 @@ class Run:
             for (home, _), version in zip(self.then, now, strict=True):
                 home.version = version
 
+    def earlier(self) -> set[GradFn]:
+        """Return the functions of tensors from outside, to which graphs of this run may lead."""
+        outside = [t for t in self.externals if type(t) is not Prior and self.slot_of(t) is None]
+        return {fn for t in outside if isinstance(fn := history_of(t), GradFn)}
+
     def is_outside(self, storage: Storage) -> bool:
         """Whether it is the storage of a tensor that no call of this run has given."""
         number = self.storages.get(storage)
