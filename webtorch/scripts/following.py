@@ -271,10 +271,11 @@ class Follower:
 
     def count(self, run: Run) -> None:
         """Count what a run that was followed has gained: the calls that it answered, less what a run costs as well. A
-        backward pass and an optimizer's step are worth more than that.
+        backward pass and an optimizer's step are worth more than that, and records of gradients take as long as calls.
         """
+        gained = 1 + len(run.slots) - run.first
         large = run.differentiated or run.at.kind == "step"
-        gained = 1 + len(run.slots) - run.first - (0 if large else _A_RUN)
+        gained = 2 * gained if large else gained - _A_RUN
         self.gained += max(0, gained)
         self.lost -= min(0, gained)
 
