@@ -259,3 +259,40 @@ def looked_at_afterwards(torch: Any, draw: Callable[..., Any]) -> list[Any]:
 
 def test_what_is_made_of_a_used_graph_is_followed() -> None:
     check(looked_at_afterwards, 16)
+
+
+def seen_by_numpy(torch: Any, draw: Callable[..., Any]) -> list[Any]:
+    F, model = torch.nn.functional, layers(torch, draw, 3, 5, 2)
+    optimizer, seen = torch.optim.SGD(model.parameters(), 0.02), []
+    inputs = np.random.default_rng(1).standard_normal((8, 3)).astype(np.float32)
+    targets = torch.from_numpy(inputs)[:, :2] * 0.5
+    whole, weights = torch.from_numpy(inputs), np.ones(8, np.float32)
+    scale = torch.from_numpy(weights)
+    for step in range(2 * STEPS):
+        x = torch.from_numpy(inputs[4 * (step % 2) :]) if step % 5 == 4 else whole
+        out = model(x)
+        if step in (18, 22):
+            # What was computed before has the values of then; the backward pass sees those of now.
+            inputs[:] = inputs[::-1].copy()
+        loss = (
+            F.mse_loss(out, targets[-len(x) :], reduction="none").sum(1) * scale[: len(x)]
+        ).sum()
+        if step in (9, 20):
+            weights[:] = weights * 0.5
+        more = whole[1].sum() + x.reshape(-1).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 7 == 6:
+            scale.mul_(1.25)
+            torch.add(scale, 0.5, out=scale)
+            scale[0] = 0.25
+            part = whole.view(-1)
+            part[2] += 0.125
+            seen += [weights.sum(), inputs.sum()]
+        seen += [loss.item(), more.item()]
+    return [*seen, *model.parameters(), whole, scale]
+
+
+def test_what_numpy_sees_is_followed() -> None:
+    check(seen_by_numpy, 12)

@@ -33,6 +33,7 @@ from webtorch.scripts.computing import compute
 from webtorch.scripts.differing import difference
 from webtorch.scripts.late import complete, give_all
 from webtorch.scripts.leaving import make_calls
+from webtorch.scripts.lent import Copies, is_touched
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
 from webtorch.scripts.resting import wake, wake_all
@@ -154,6 +155,8 @@ class Follower:
         self.looks = False
         # Those with which steps begin that gave what is there, such as a batch that lies where it is wanted.
         self.idle: dict[Callee, set[object]] = {}
+        # Those of tensors that NumPy sees.
+        self.copies = Copies()
         self.account = Account()
         self.counts, self.reasons = self.account.counts, self.account.reasons
         self.note = self.account.note
@@ -243,6 +246,8 @@ class Follower:
             self.asides = [run for run in self.asides if run.is_open]
             if len(self.asides) > _MAX_ASIDES:
                 self.make_graph(self.asides[0], "many results are kept with their graphs")
+        if self.copies.known and not (self.asides or self.unfinished):
+            self.copies.forget_dead()
         self.counts["steps"] += 1
         self.in_vain = 0 if followed else self.in_vain + 1
         self.paused -= followed and self.paused > 0
@@ -364,6 +369,7 @@ class Follower:
 
     def differentiate(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Run a backward pass; the hooks that it calls are called like other code."""
+        self.renew_copies()
         turning = Turning(callee, self.settle)
         found = self.call(BEGIN, (turning, *args), kwargs)
         if turning.function is None:
@@ -615,6 +621,9 @@ class Follower:
             return interpreted(callee, args, kwargs)
         if callee.role == "step":
             self.stray = 0
+        elif callee.role == "gradients":
+            self.renew_copies()
+            run = self.run
         if self.unfinished or self.asides:
             if not _has_no_graph(callee):
                 self.learn((*args, *kwargs.values()), marks=callee.role == "mark")
@@ -627,6 +636,10 @@ class Follower:
             return self.usual(callee, args, kwargs, "somebody looks at each operation")
         if callee in self.lookers and user_line() in self.lookers[callee]:
             return self.look(callee, args, kwargs)
+        if callee.role == "operation":
+            found = self.copies.stand_in(callee, args, kwargs)
+            if found is not None and (callee, user_line()) not in self.copies.others:
+                return self.with_copies(callee, args, kwargs, *found)
         again = self.comes_again(run, callee)
         if run.promised and run.is_complete and (again or not run.at.following):
             # All has been called that the script has.
@@ -649,6 +662,31 @@ class Follower:
             self.settle(difference(run, callee, args, kwargs))
             run = self.run
         return self.record(run, callee, args, kwargs)
+
+    def with_copies(
+        self,
+        callee: Callee,
+        args: Args,
+        kwargs: Kwargs,
+        given: Args,
+        named: Kwargs,
+        copies: list[tuple[Storage, Node]],
+    ) -> Any:
+        """Make a call of tensors that NumPy sees with copies of them, unless they are needed themselves."""
+        out = self.call(callee, given, named)
+        if not is_touched(out, copies):
+            return out
+        self.copies.others.add((callee, user_line()))
+        self.copies.known.clear()
+        self.give_up(f"{callee.name} gives or writes memory that NumPy sees")
+        return self.inside(callee, args, kwargs)
+
+    def renew_copies(self) -> None:
+        """Before a backward pass: it is to see what NumPy has written since."""
+        changed = self.copies.changed() if self.copies.known else []
+        if changed:
+            self.give_up("memory that NumPy sees was written")
+            self.copies.renew(changed)
 
     def look(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Make a call that computes what it is given, and may compute more."""
@@ -740,7 +778,8 @@ class Follower:
                 run.at = step
                 return out if run.ended is None else self.ended(run, at, step, out)
         elif (
-            matches(run, args, kwargs)
+            not (step.kind == "gradients" and self.copies.changed())
+            and matches(run, args, kwargs)
             and (step.kind in _ALONE or run.watches(step, args))
             and run.at is at
         ):

@@ -118,11 +118,17 @@ _lazy: WeakKeyDictionary[Storage, Node] = WeakKeyDictionary()
 
 def _may_hold(holder: Storage | _Promised, node: Node) -> bool:
     """Whether a storage holds a value, or did before a script was to write it: it is not looked at for that."""
+    found = holder.node if type(holder) is _Promised else held(holder)  # type: ignore[arg-type]
+    return found is None or found is node
+
+
+def held(storage: Storage) -> Node | None:
+    """Return the value of a storage, which is not looked at for that; None while a script promises another one."""
     try:
-        return (holder.node if type(holder) is _Promised else _node_of(holder)) is node
+        return _node_of(storage)
     except AttributeError:
-        found = holder.resting  # type: ignore[union-attr]
-        return found is None or found[0] is node
+        resting = storage.resting
+        return None if resting is None else resting[0]
 
 
 def is_lazily_cloned(storage: Storage) -> bool:
