@@ -360,8 +360,8 @@ class Storage:
         writes.note()
 
     def realize(self) -> Node:
-        """Return the value as a buffer node, computing everything pending on the device if needed, but for what waits for
-        other processes where this does not.
+        """Return the value as a buffer node, computing everything pending on the device if needed, but for what waits
+        for other processes where this does not.
         """
         look.looked = True
         runtime = self.runtime
