@@ -258,13 +258,12 @@ class _Last:
     """What an optimizer's step may write, as it is before the step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.states = states = optimizer.state
+        self.states = optimizer.state
+        states: list[tuple[Any, object]] = list(optimizer.state.items())
         # No dict: that would compute the hash of each parameter.
-        self.state = [
-            (param, dict(state)) for param, state in states.items() if isinstance(state, dict)
-        ]
+        self.state = [(param, dict(state)) for param, state in states if isinstance(state, dict)]
         # What a class of the user's keeps beside the states of parameters: `state["k"] = tensor`.
-        self.others = {k: x for k, x in states.items() if not isinstance(x, dict)}
+        self.others: dict[Any, Any] = {k: x for k, x in states if not isinstance(x, dict)}
         written = [p for group in optimizer.param_groups for p in group["params"]]
         kept = chain(self.others.values(), *(state.values() for _, state in self.state))
         written += [t for t in kept if isinstance(t, Tensor)]
