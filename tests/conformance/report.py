@@ -62,7 +62,7 @@ PyTorch's type of error, and types that PyTorch refuses ("refused").
   derivative that is not PyTorch's passes if it is that of finite differences in float64 and PyTorch's is not
   (`as_strided_scatter`).
 - 16-bit floats are taken wherever floats are; that PyTorch lacks such a kernel is not counted.
-- WebGPU is Mesa's lavapipe, a software adapter. What only the CPU computes (`eig`, `ldl`) goes there
+- WebGPU is Mesa's lavapipe, a software adapter. What only the CPU computes (`eig`) goes there
   through `webtorch.webgpu.allow_host_kernels()`; samples that need float64 do not count there.
 - Counted are {count} operations: all of the database but sparse layouts, private names, complex numbers of
   16 bits and CUDA source text. Gradients of complex tensors are compared in both parts.
