@@ -37,6 +37,8 @@ class Profile:
     subgroup: tuple[int, int]
     defects: tuple[str, ...]
     limits: dict[str, int]
+    # Bytes of the buffers that larger tensors are spread over, where they are fewer than a device is asked for.
+    buffers: int = 0
 
     @property
     def is_gpu(self) -> bool:
@@ -61,6 +63,7 @@ class Profile:
             has_joint_products=self.is_gpu,
             has_matrix_units=False,
             family=self.family,
+            max_buffer_bytes=self.buffers or real.max_buffer_bytes,
         )
 
 
@@ -73,6 +76,7 @@ def profiles() -> dict[str, Profile]:
         name: Profile(
             name, r["adapter"], r["type"], r["source"], frozenset(r["features"]),
             (r["subgroup"][0], r["subgroup"][1]), tuple(r["defects"]), {**defaults, **r.get("limits", {})},
+            r.get("buffers", 0),
         )
         for name, r in read.items()
     }  # fmt: skip

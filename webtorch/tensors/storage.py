@@ -339,7 +339,8 @@ class Storage:
             node = self.own()
             backend: Any = runtime.backend
             array, seen = backend.lend(node.buffer, node.host)
-            if node.host is None:
+            # Arrays of before may be gone.
+            if not is_seen(node):
                 runtime.lend(node, seen)
         return array
 
