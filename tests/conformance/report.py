@@ -29,7 +29,6 @@ REASONS = {
     "index_reduce (prod)": "second derivatives where several zeros meet are given as 0",
     "scatter_reduce (prod)": "second derivatives where several zeros meet are given as 0",
     "narrow_copy": "PyTorch's error for dim = rank is an internal assertion; here it is its own IndexError",
-    "polygamma": "negative integers are poles, and order 1 is infinite there as all others are; PyTorch's is finite",
     "matrix_exp": "float16: infinite, as the exponential is, where PyTorch's steps in 16 bits give NaN",
     "native_layer_norm": "webgpu float16: statistics in float32, as PyTorch's accelerators give them",
     "histc": "bfloat16: a value on the edge of two bins",
@@ -62,7 +61,7 @@ PyTorch's type of error, and types that PyTorch refuses ("refused").
   derivative that is not PyTorch's passes if it is that of finite differences in float64 and PyTorch's is not
   (`as_strided_scatter`).
 - 16-bit floats are taken wherever floats are; that PyTorch lacks such a kernel is not counted.
-- WebGPU is Mesa's lavapipe, a software adapter. What only the CPU computes (`eig`, `ldl`) goes there
+- WebGPU is Mesa's lavapipe, a software adapter. What only the CPU computes (`eig`) goes there
   through `webtorch.webgpu.allow_host_kernels()`; samples that need float64 do not count there.
 - Counted are {count} operations: all of the database but sparse layouts, private names, complex numbers of
   16 bits and CUDA source text. Gradients of complex tensors are compared in both parts.

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.lower.harness import open_device
 from webtorch.ir.dtype import float32
@@ -215,6 +216,23 @@ def test_squares_as_often_as_each_matrix_needs(memory: int) -> None:
         np.testing.assert_allclose(found[i], wanted, atol=1e-5 * np.abs(wanted).max() + 1e-7)
 
 
+@pytest.mark.parametrize("kind", ["real", "symmetric", "hermitian"])
+@pytest.mark.parametrize("n", SIZES)
+def test_ldl_is_lapack_s(n: int, kind: str) -> None:
+    a = matrices(3, n, n, complex_=kind != "real")
+    a = a + (adjoint(a) if kind == "hermitian" else np.swapaxes(a, -1, -2))
+    # Small diagonals make blocks of two, which end where blocks of columns do not; the last has no last row.
+    a[:2, range(n), range(n)] *= 0.05
+    a[2, -1] = a[2, :, -1] = 0
+    a = a.astype(np.float32 if kind == "real" else np.complex64)
+    found = run("ldl_factor", [a], (kind == "hermitian",), [(3, n, n), (3, n), (3,)])
+    packed, pivots, info = (torch.from_numpy(np.ascontiguousarray(x)) for x in found)
+    wanted = torch.linalg.ldl_factor_ex(torch.from_numpy(a), hermitian=kind == "hermitian")
+    assert pivots.real.tolist() == wanted.pivots.tolist()
+    assert info.real.tolist() == wanted.info.tolist() == [0, 0, n]
+    torch.testing.assert_close(packed, wanted.LD, rtol=1e-3, atol=1e-3)
+
+
 def test_one_shader_serves_all_steps_of_a_blocked_method() -> None:
     slots = (BufferSlot(float32, "read", 512 * 512), BufferSlot(float32, "write", 512 * 512 + 1))
     routine = Host("cholesky", "cholesky", (), ((1, 512, 512),), slots)
@@ -237,6 +255,7 @@ def test_workgroups_keep_within_their_memory(gpu: bool, complex_: bool) -> None:
     limits = replace(limits, max_workgroup_invocations=256)
     functions: dict[str, tuple[Any, ...]] = {
         "cholesky": (), "lu_factor": (True,), "geqrf": (), "orthogonal_columns": (True,), "squared": (),
+        "ldl_factor": (True,),
     }  # fmt: skip
     for name, params in functions.items():
         for n in (30, *range(36, 66, 3), 300):

@@ -201,6 +201,30 @@ def test_webgpu_factors_large_matrices() -> None:
     assert ratio(q.T @ q - np.eye(n), np.eye(n)) < 30
 
 
+@pytest.mark.parametrize(("n", "complex_"), [(5, True), (40, False)])
+def test_webgpu_solves_with_factors_of_indefinite_matrices(n: int, complex_: bool) -> None:
+    need_device("webgpu")
+    rng = np.random.default_rng(n)
+    a, b = (rng.standard_normal((2, n, k)) + 0j for k in (n, 3))
+    if complex_:
+        a, b = (x + 1j * rng.standard_normal(x.shape) for x in (a, b))
+    a = a + np.swapaxes(a.conj(), -1, -2)
+    a[0, range(n), range(n)] *= 0.05
+    a, b = (x.astype(np.complex64) if complex_ else x.real.astype(np.float32) for x in (a, b))
+    factors = webtorch.linalg.ldl_factor(webtorch.tensor(a, device="webgpu"), hermitian=True)
+    # One matrix's factors serve a stack of right sides.
+    for at in ((slice(None),), (0,)):
+        x = webtorch.linalg.ldl_solve(
+            factors.LD[at], factors.pivots[at], webtorch.tensor(b, device="webgpu"), hermitian=True
+        )
+        difference = np.abs(a[at].astype(complex) @ x.cpu().numpy() - b)
+        size = np.abs(a[at]).sum(-1).max() * np.abs(x.cpu().numpy()).max()
+        assert difference.max() < 2e-7 * n * size
+    if complex_:
+        with pytest.raises(webtorch.linalg.LinAlgError, match="ldl_factor"):
+            webtorch.linalg.ldl_factor(webtorch.zeros(2, 2, device="webgpu"))
+
+
 @pytest.mark.parametrize("hermitian", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
 def test_ldl_of_complex_matrices_is_pytorch_s(size: int, hermitian: bool) -> None:

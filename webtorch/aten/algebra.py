@@ -152,6 +152,8 @@ aten("triangular_solve", layout=matrix_columns)(op.triangular_solve)
 aten("geqrf", layout=matrix_columns)(op.geqrf)
 aten("ormqr", layout=matrix_columns)(op.ormqr)
 aten("linalg_lstsq", layout=matrix_columns)(op.linalg_lstsq)
+aten("linalg_ldl_factor_ex", layout=matrix_columns)(op.linalg_ldl_factor_ex)
+aten("linalg_ldl_solve", layout=matrix_columns)(op.linalg_ldl_solve)
 aten("linalg_lu")(op.linalg_lu)
 aten("lu_unpack")(op.lu_unpack)
 

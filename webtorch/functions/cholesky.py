@@ -192,7 +192,6 @@ def _cholesky_inverse(factor: Any, upper: bool) -> Tensor:
     function_in=LINALG,
     torch="linalg.ldl_factor_ex",
     differentiable=False,
-    lapack=("linalg_ldl_factor_ex.out",),
 )
 def ldl_factor_ex(A: Tensor, *, hermitian: bool = False, check_errors: bool = False) -> LDLFactorEx:
     """(L and D in one matrix, pivots, info) of symmetric matrices, or of `hermitian` complex ones, by
@@ -229,7 +228,6 @@ def ldl_factor(A: Tensor, *, hermitian: bool = False) -> LDLFactor:
     function_in=LINALG,
     torch="linalg.ldl_solve",
     differentiable=False,
-    lapack=("linalg_ldl_solve.out",),
 )
 def ldl_solve(LD: Tensor, pivots: Tensor, B: Tensor, *, hermitian: bool = False) -> Tensor:
     """The solution of A X = B from what ldl_factor returned."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from webtorch.functions import joining
+from webtorch.functions import creation, joining
 from webtorch.functions.decomposition import reflected, symmetrised
 from webtorch.functions.linalg import (
     _det,
@@ -157,6 +157,43 @@ def lstsq(a: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, ...]:
     keep = s > rcond * s.amax(-1, keepdim=True)
     inverse = where(keep, 1 / where(keep, s, 1.0), 0.0)
     return vh.mH @ (inverse.unsqueeze(-1) * (u.mH @ b)), cast_to(keep, s.dtype).sum(-1), s
+
+
+@composed
+def ldl_solve(packed: Tensor, pivots: Tensor, b: Tensor, hermitian: bool) -> tuple[Tensor, ...]:
+    """Return x with a @ x = b, where ldl_factor made `packed` and `pivots` of a.
+
+    With all swaps of rows first, a is P L D L^H P^T.
+    """
+    n = packed._shape[-1]
+    signed = _real(pivots.squeeze(-1))
+    negative = signed < 0
+    # The first of each pair: negative ones before it are even in number.
+    first = negative & (cast_to(negative, int64).cumsum(-1) % 2 == 1)
+    rows = permutation_of(where(first, iota(n, 1, 1, int64, b.device), signed.abs()), n)
+    places = rows.unsqueeze(-1).expand(b._shape)
+    (lower,) = call("ldl_rows", (packed, pivots), (), ((n, n),))
+    (y,) = call("solve_triangular", (lower, b.gather(-2, places)), (False, True), (b._shape[-2:],))
+
+    blocks = first.unsqueeze(-1)
+    diagonal = packed.diagonal(0, -2, -1).unsqueeze(-1)
+    z = y / where(negative.unsqueeze(-1), 1.0, diagonal)
+    if n > 1:
+        # Of a block of two the rows, divided by the element off the diagonal, so that nothing overflows.
+        off = where(blocks[..., :-1, :], packed.diagonal(-1, -2, -1).unsqueeze(-1), 1.0)
+        above = conjugate(off) if hermitian else off
+        d1, d2 = diagonal[..., :-1, :] / above, diagonal[..., 1:, :] / off
+        y1, y2 = y[..., :-1, :] / above, y[..., 1:, :] / off
+        scale = d1 * d2 - 1.0
+        gap = creation.zeros_like(y[..., :1, :])
+        upper = joining.cat(((d2 * y1 - y2) / scale, gap), -2)
+        below = joining.cat((gap, (d1 * y2 - y1) / scale), -2)
+        z = where(blocks, upper, where(negative.unsqueeze(-1), below, z))
+
+    (x,) = call(
+        "solve_triangular", (lower.mH if hermitian else lower.mT, z), (True, True), (b._shape[-2:],)
+    )
+    return (x.scatter(-2, places, x),)
 
 
 @composed

@@ -438,6 +438,8 @@ ON_WEBGPU = frozenset(
     [
         "cholesky",
         "geqrf",
+        "ldl_factor",
+        "ldl_rows",
         "lu_factor",
         "orthogonal_columns",
         "permutation",

@@ -24,7 +24,7 @@ _settings = _Settings()
 
 
 def allow_host_kernels(allowed: bool = True) -> bool:
-    """Say whether operations that only the CPU computes (torch.linalg's eig and ldl) may move
+    """Say whether operations that only the CPU computes (torch.linalg's eig) may move
     tensors of a WebGPU device there and their results back; return what was said before.
 
     At first they may not, and raise DeviceError: every such call waits for the device.

@@ -43,7 +43,7 @@ forward results (device, dtype, shape, values) and, in float32, gradients.
 - Inputs lie in memory as the database has them: strides, offsets, shared storages, conjugate views.
 - Left out are sparse, quantised and jagged tensors and CUDA source text. Samples that need float64 count as failed.
 - "Missing" has no kernel: `NotImplementedError`. Calls that ran on the CPU by fallback: {fallbacks}. Factorisations
-  of matrices run on the device, but `eig` and `ldl` on PyTorch's LAPACK; `torch.webgpu.host_kernel_counts()` counts
+  of matrices run on the device, but `eig` on PyTorch's LAPACK; `torch.webgpu.host_kernel_counts()` counts
   them.
 - Run on: {adapters}. A processor's name means webtorch's CPU backend behind the same device
   (`WEBTORCH_PYTORCH_ENGINE=cpu`), on which this run takes minutes rather than hours.

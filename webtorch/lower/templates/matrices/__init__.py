@@ -15,6 +15,7 @@ from webtorch.ir.kernel import Host
 from webtorch.ir.limits import Limits
 from webtorch.lower.templates.matrices.cholesky import cholesky
 from webtorch.lower.templates.matrices.jacobi import orthogonal_columns
+from webtorch.lower.templates.matrices.ldl import ldl_factor, ldl_rows
 from webtorch.lower.templates.matrices.lu import lu_factor
 from webtorch.lower.templates.matrices.qr import geqrf
 from webtorch.lower.templates.matrices.squaring import squared
@@ -22,7 +23,7 @@ from webtorch.lower.templates.matrices.triangle import permutation, solve_triang
 from webtorch.lower.wgsl_shader import WgslPass
 
 _KERNELS: tuple[Callable[[Host, Limits], list[WgslPass]], ...] = (
-    cholesky, geqrf, lu_factor, orthogonal_columns, permutation, squared, solve_triangular,
+    cholesky, geqrf, ldl_factor, ldl_rows, lu_factor, orthogonal_columns, permutation, squared, solve_triangular,
 )  # fmt: skip
 FUNCTIONS = {kernel.__name__: kernel for kernel in _KERNELS}
 

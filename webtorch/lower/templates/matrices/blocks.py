@@ -109,11 +109,12 @@ def product(
     only: str = "true",
     skip: str = "",
     before: str = "",
+    until: str = "at.depth",
 ) -> WgslPass:
     """Return the pass that subtracts a product from `out` (adds it, or sets it: `sign` "-", "+" or "").
 
     `b` is the number of the matrix. An element (i, j) is stored where `only` holds; a tile of which (i0, j0) is
-    the first element is left out where `skip` holds; `before` comes first.
+    the first element is left out where `skip` holds; `before` comes first. `until` is how deep the product goes.
 
     Each invocation holds four rows and four columns in registers. Nothing goes through workgroup memory:
     processors run barriers slowly, and graphics cards have the operands in their caches.
@@ -139,7 +140,7 @@ def product(
         text.append(f"let j{c + 1} = j0 + lid % {_COLUMNS}u + {c * _COLUMNS}u;")
         text.append(f"let c{c} = min(j{c + 1}, at.columns - 1u);")
     text += [f"var s{r}{c} = num_of(0.0);" for r in own for c in own]
-    text.append("for (var k = 0u; k < at.depth; k = k + 1u) {")
+    text.append(f"for (var k = 0u; k < {until}; k = k + 1u) {{")
     text += [f"  let x{r} = {left(f'r{r}', 'k')};" for r in own]
     text += [f"  let y{c} = {right('k', f'c{c}')};" for c in own]
     text += [f"  s{r}{c} = plus(s{r}{c}, mul(x{r}, y{c}));" for r in own for c in own]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from webtorch.ir.kernel import Host
 from webtorch.ir.limits import Limits
 from webtorch.lower.templates.matrices.blocks import BLOCK, Part, in_workgroup, product
-from webtorch.lower.templates.matrices.shader import Writer
+from webtorch.lower.templates.matrices.shader import Writer, sought
 from webtorch.lower.wgsl_shader import WgslPass
 
 
@@ -79,19 +79,7 @@ let base = group * {m * n}u + at.begin * {n + 1}u;
       place = i;
     }}
   }}
-  keys[lid] = key;
-  places[lid] = place;
-  workgroupBarrier();
-  for (var half = {size // 2}u; half > 0u; half = half >> 1u) {{
-    if (lid < half) {{
-      let other = lid + half;
-      if (keys[other] > keys[lid] || (keys[other] == keys[lid] && places[other] < places[lid])) {{
-        keys[lid] = keys[other];
-        places[lid] = places[other];
-      }}
-    }}
-    workgroupBarrier();
-  }}
+  {sought(size)}
   let p = places[0];
   for (var c = lid; c < {width}; c = c + {size}u) {{
     let x = {at("j", "c")};

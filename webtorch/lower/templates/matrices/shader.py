@@ -273,3 +273,23 @@ for (var half = {size // 2}u; half > 0u; half = half >> 1u) {{
 }}
 let {name}: {kind} = sums[0];
 workgroupBarrier();"""
+
+
+def sought(size: int) -> str:
+    """Return the lines that leave the largest `key` of the workgroup in keys[0], and its first `place` in places[0].
+
+    They use the workgroup's arrays `keys` and `places`.
+    """
+    return f"""keys[lid] = key;
+  places[lid] = place;
+  workgroupBarrier();
+  for (var half = {size // 2}u; half > 0u; half = half >> 1u) {{
+    if (lid < half) {{
+      let other = lid + half;
+      if (keys[other] > keys[lid] || (keys[other] == keys[lid] && places[other] < places[lid])) {{
+        keys[lid] = keys[other];
+        places[lid] = places[other];
+      }}
+    }}
+    workgroupBarrier();
+  }}"""
