@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -28,8 +29,9 @@ def model(trained: Path) -> LanguageModel:
     return load(trained, "cpu", texts=2, compile=False)
 
 
-@pytest.fixture(scope="module")
-def address(model: LanguageModel) -> Iterator[str]:
+@contextlib.contextmanager
+def served(model: LanguageModel) -> Iterator[str]:
+    """Serve a model as "stdlib"; gives the address."""
     taken = socket.socket()
     taken.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -43,6 +45,12 @@ def address(model: LanguageModel) -> Iterator[str]:
     yield f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
     server.should_exit = True
     thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def address(model: LanguageModel) -> Iterator[str]:
+    with served(model) as address:
+        yield address
 
 
 @pytest.fixture
