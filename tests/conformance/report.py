@@ -29,7 +29,6 @@ REASONS = {
     "index_reduce (prod)": "second derivatives where several zeros meet are given as 0",
     "scatter_reduce (prod)": "second derivatives where several zeros meet are given as 0",
     "narrow_copy": "PyTorch's error for dim = rank is an internal assertion; here it is its own IndexError",
-    "polygamma": "negative integers are poles, and order 1 is infinite there as all others are; PyTorch's is finite",
     "matrix_exp": "float16: infinite, as the exponential is, where PyTorch's steps in 16 bits give NaN",
     "native_layer_norm": "webgpu float16: statistics in float32, as PyTorch's accelerators give them",
     "histc": "bfloat16: a value on the edge of two bins",

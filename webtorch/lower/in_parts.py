@@ -121,8 +121,10 @@ class _InParts(Windows):
     def _is_window(self, dtype: DType, first: int, count: int, elements: int) -> bool:
         """Whether a slot may bind just these elements: whole words, unless they are the last."""
         per = 16 // min(dtype.itemsize, 16)
-        return first % aligned_elements(dtype) == 0 and (
-            count % per == 0 or first + count == elements
+        return (
+            first % aligned_elements(dtype) == 0
+            and (count % per == 0 or first + count == elements)
+            and not self.crosses(dtype, first, first + count - 1)
         )
 
     def _read(self, buffer: int, first: int, count: int, step: Dispatch) -> tuple[int, int]:

@@ -339,7 +339,8 @@ class Storage:
             node = self.own()
             backend: Any = runtime.backend
             array, seen = backend.lend(node.buffer, node.host)
-            if node.host is None:
+            # Arrays of before may be gone.
+            if not is_seen(node):
                 runtime.lend(node, seen)
         return array
 
@@ -360,12 +361,14 @@ class Storage:
         writes.note()
 
     def realize(self) -> Node:
-        """Return the value as a buffer node, computing everything pending on the device if needed."""
+        """Return the value as a buffer node, computing everything pending on the device if needed, but for what waits
+        for other processes where this does not.
+        """
         look.looked = True
         runtime = self.runtime
         node = self._now()
         while node.kind != "buffer":
-            runtime.realize()
+            runtime.realize(self)
             if node.kind != "buffer":
                 # An earlier attempt failed and left it out, and raises its error here. Or another thread
                 # has written the storage since, and nobody else wants the value of before.
