@@ -89,8 +89,8 @@ class _Engine:
         self.loaded = 0
         self.of_thread = threading.local()
         # Whether it multiplies and adds in one, and converts float16.
-        found = set(self.features.split(","))
-        self.fused = found >= {"+fma", "+f16c"} or platform.machine().lower() in (
+        known = set(self.features.split(","))
+        self.fused = known >= {"+fma", "+f16c"} or platform.machine().lower() in (
             "arm64",
             "aarch64",
         )
