@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import webtorch
 from tests.conftest import need_device
 from webtorch.errors import OutOfMemoryError
+from webtorch.ir.dtype import float32
 from webtorch.ir.program import Program
 from webtorch.lower.in_parts import within_bindings
 from webtorch.lower.layout import binding_bytes
@@ -223,6 +225,12 @@ def test_data_goes_up_and_comes_back_through_several_buffers(spread: Any) -> Non
         x = webtorch.tensor(values, device="webgpu")
         assert x.tolist() == values.tolist()
         assert x.clone()[600:].tolist() == values[600:].tolist()
+    held = spread.upload(values.tobytes(), float32, values.size)
+
+    async def later() -> bytes:
+        return bytes(await spread.download_async(held))
+
+    assert len(held.block.row) == 4 and asyncio.run(later()) == values.tobytes()
     wide = np.arange(300) << 40
     assert webtorch.tensor(wide, device="webgpu").tolist() == wide.tolist()
     bad = webtorch.arange(600, device="webgpu")[webtorch.tensor([999], device="webgpu")]
