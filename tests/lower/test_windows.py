@@ -105,6 +105,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda t, x, i: t.nn.functional.cross_entropy(x, i % 4), (numbers(400, 4), INDEX)
     ),
     "halves": (lambda t, x: x[:300] * x[300:], (numbers(600),)),
+    "padded": (lambda t, x: t.nn.functional.pad(x, (2, 3, 1, 0)) * 2, (numbers(30, 21),)),
     "joined": (lambda t, x: t.cat([x, x[:200]]), (numbers(600),)),
     "in place": (_in_place, (numbers(600),)),
     "running sum": (lambda t, x: x.cumsum(0), (numbers(600),)),
@@ -166,6 +167,13 @@ def test_windows_are_aligned_and_fit(narrow: Any) -> None:
         for slot, start in zip(slots, step.starts or [0] * len(slots), strict=True):
             assert start * slot.dtype.itemsize % ALIGN == 0
             assert binding_bytes(slot.dtype, slot.elements) <= BINDING
+
+
+def test_what_lies_outside_a_tensor_takes_no_window(narrow: Any) -> None:
+    run, given = CASES["padded"]
+    program = within_bindings(_program(run, *[tuple(x.shape) for x in given]), narrow.limits)
+    # (32 where each window is looked through for it.)
+    assert len(program.steps) <= 8
 
 
 def test_parts_of_one_size_are_one_kernel(narrow: Any) -> None:

@@ -216,8 +216,9 @@ class Windows:
     ) -> tuple[int, int]:
         """Return the first and the last element that a position can be."""
         low, high = bounds(position, memo)
-        low, high = max(low, 0), min(high, slot.elements - 1)
-        return (int(low), int(high)) if low <= high else (0, slot.elements - 1)
+        last = max(slot.elements - 1, 0)
+        # (Where all of it lies outside, a mask keeps the kernel from reading it.)
+        return int(min(max(low, 0), last)), int(min(max(high, 0), last))
 
     def _window(self, slot: BufferSlot, low: int, high: int) -> tuple[int, int]:
         """Return where the window with these elements begins, and how many it has."""
