@@ -2,9 +2,8 @@
 
 python -m benchmarks.gpu.llm [--shape 8b|0.5b|tiny] [--dtype float16|float32] [--prompt 2048] [--tokens 64]
 
-The weights are random, packed as Q4_K_M packs them: Q6_K for the head and, in half of the layers, for values and the
-multilayer perceptron's last product; else Q4_K. A token reads all of them once: its bytes a second are set against what
-a copy of a large tensor moves. A prompt is set against float16 products of the same sizes.
+The weights are random, packed as Q4_K_M packs them. A token reads all of them once: its bytes a second are set against
+what a copy of a large tensor moves. A prompt is set against float16 products of the same sizes.
 """
 
 from __future__ import annotations
@@ -17,66 +16,11 @@ import numpy as np
 
 import webtorch
 from benchmarks.gpu.device import device_seconds
+from benchmarks.llm.random_models import SHAPES, build
 from webtorch.llm.batch import Batch
-from webtorch.llm.config import Config, Rope
 from webtorch.llm.model import Model
 from webtorch.llm.sampling import Sampling
-from webtorch.llm.weights import fill
 from webtorch.nn import functional as F
-from webtorch.quantization import FORMATS, PackedTensor
-
-# Layers, width, inner width, heads, heads of keys, vocabulary: of Llama 3 8B and Qwen 2.5 0.5B.
-SHAPES = {
-    "8b": (32, 4096, 14336, 32, 8, 128256),
-    "0.5b": (24, 896, 4864, 14, 2, 151936),
-    "tiny": (2, 256, 512, 4, 2, 1024),
-}
-
-
-class RandomWeights:
-    """Weights of no file: packed matrices of small random numbers, norms of ones."""
-
-    def __init__(self, config: Config, dtype: webtorch.dtype) -> None:
-        self.config, self.dtype, self.nbytes = config, dtype, 0
-
-    def _format(self, name: str) -> str:
-        half = any(f"layers.{i}." in name for i in range(0, self.config.num_hidden_layers, 2))
-        fine = "head" in name or (half and name.endswith((".v.weight", ".down.weight")))
-        # Rows that are no whole blocks of 256 have 32, as llama.cpp's fallback.
-        if self.config.hidden_size % 256:
-            return "Q8_0" if fine else "Q5_0"
-        return "Q6_K" if fine else "Q4_K"
-
-    def weight(self, name: str, empty: webtorch.Tensor) -> webtorch.Tensor | PackedTensor:
-        """Return the weight of a name, of the shape of a tensor on the device "meta"."""
-        if empty.ndim != 2:
-            fill = webtorch.zeros if "bias" in name else webtorch.ones
-            return fill(empty.shape, dtype=self.dtype)
-        rows, columns = empty.shape
-        form = FORMATS[self._format(name)]
-        # Bytes below 16 are halves, scales among them, below 0.001.
-        count = rows * columns // form.elements * form.nbytes
-        data = np.random.default_rng(len(name)).integers(0, 16, count, dtype=np.uint8)
-        packed = PackedTensor.from_bytes(
-            data.tobytes(), form.name, (rows, columns), dtype=self.dtype
-        )
-        if "embed" not in name or self.config.tie_word_embeddings:
-            self.nbytes += packed.nbytes
-        return packed
-
-
-def build(shape: str, dtype: webtorch.dtype) -> tuple[Model, int]:
-    """Return a model, and the bytes of weights that a token reads."""
-    layers, width, inner, heads, keys, vocabulary = SHAPES[shape]
-    config = Config(
-        "llama", vocabulary, width, inner, layers, heads, keys, width // heads, 8192,
-        rope=Rope(dim=width // heads, theta=500000.0), tie_word_embeddings=shape == "0.5b",
-    )  # fmt: skip
-    with webtorch.device("meta"):
-        model = Model(config)
-    weights = RandomWeights(config, dtype)
-    fill(model, weights)
-    return model.eval(), weights.nbytes
 
 
 def bandwidth() -> float:

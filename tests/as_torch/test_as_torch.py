@@ -334,6 +334,26 @@ class Stream(torch.utils.data.IterableDataset):
 loader = torch.utils.data.DataLoader(Stream())
 assert loader._dataset_kind == _DatasetKind.Iterable and isinstance(loader.sampler, _InfiniteConstantSampler)
 assert torch.utils.data.DataLoader([1])._dataset_kind == _DatasetKind.Map
+
+# What transformers' plans of parallel layers are written with, which it makes when it is imported.
+from torch.distributed._functional_collectives import wait_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
+import torch.distributed.checkpoint.state_dict
+
+placements = (Shard(-1), Replicate(), Partial("max"), _StridedShard(0, split_factor=2))
+assert " ".join(map(repr, placements)) == "Shard(dim=-1) Replicate() Partial(max) _StridedShard(dim=0, sf=2)"
+assert "".join(map(str, placements)) == "S(-1)RP(max)_S(0, 2)" and Shard(1) == Shard(1) != Shard(0)
+assert len({Partial(), Partial("sum")}) == 1 and isinstance(placements[3], Placement)
+asked = [[p.is_shard(), p.is_shard(-1), p.is_replicate(), p.is_partial(), p.is_partial("sum")] for p in placements]
+assert asked == [[1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0] * 5]
+found = [Shard.local_shard_size_and_offset(size, 4, rank) for size, rank in ((10, 1), (10, 3), (2, 3))]
+assert found == [(3, 3), (1, 9), (0, 2)]
+assert not isinstance(left, DTensor)
+
+# How Keras tells what it was given.
+assert torch.Tensor.__module__.endswith("torch") and "torch.utils.data" in torch.utils.data.DataLoader.__module__
 """,
     )
 

@@ -182,7 +182,7 @@ def main(folder: str, library: str, device: str, rank: str, *rest: str) -> None:
             shared.LEAST = 4
             for name in NAMES:
                 found[f"{name}, shared"] = getattr(program, name)()
-            found["calls"] = dist.group.WORLD._shared._number
+            found["calls"] = dist.group.WORLD.lane().shared._number
     if device == "cpu" and not rest:
         found |= {name: train(torch) for name, train in features.FEATURES.items()}
         if library == "webtorch":

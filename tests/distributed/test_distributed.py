@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -12,9 +14,14 @@ from typing import Any
 
 import pytest
 
+import webtorch as torch
+import webtorch.distributed as dist
 from tests.distributed.features import FEATURES
 from tests.distributed.models import KINDS, MODELS
 from tests.distributed.ranks import NAMES, RANKS
+from webtorch.distributed import shared
+from webtorch.distributed.engine import engine
+from webtorch.distributed.group import ProcessGroup
 
 
 def _processes(library: str, device: str, ranks: int, *rest: str) -> list[dict[str, Any]]:
@@ -82,3 +89,34 @@ def test_models_train_as_in_one_process(device: str) -> None:
 def test_many_steps_are_those_of_one_process(device: str, ranks: int, steps: int) -> None:
     for ours in _processes("webtorch", device, ranks, str(ranks), str(steps)):
         assert max(ours[name] for name in MODELS) < 1e-5, ours
+
+
+def test_sums_of_three_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared, "LEAST", 4)
+    monkeypatch.setattr(shared, "_IN_PARTS", 16)
+    store, ranks = engine().c10d.HashStore(), range(3)
+
+    def train(rank: int) -> list[Any]:
+        """Be one of three: sums in parts, among others, are waited for when all have begun."""
+        group = ProcessGroup(store, ranks, rank, "many", timedelta(seconds=20))
+        given = [torch.arange(float(n)) + rank for n in (2, 7, 3, 12)]
+        flags = torch.ones(2, dtype=torch.int32)
+        works = [dist.all_reduce(x, group=group, async_op=True) for x in (*given, flags)]
+        mean = given[3] / 3
+        for work in works:
+            assert work is not None
+            work.wait()
+        late = given[1] * 2
+        found = [x.tolist() for x in (*given, late, flags, mean)]
+        second = group.lane().second
+        group.close()
+        assert second is not None
+        assert second._number == 2
+        return found
+
+    with ThreadPoolExecutor(3) as threads:
+        for rank, found in enumerate(threads.map(train, ranks)):
+            sums = [[3.0 * i + 3 for i in range(n)] for n in (2, 7, 3, 12)]
+            mean = [(i + rank) / 3 for i in range(12)]
+            assert found[:-1] == [*sums, [2 * x for x in sums[1]], [3, 3]]
+            assert found[-1] == pytest.approx(mean)

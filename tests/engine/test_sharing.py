@@ -299,3 +299,16 @@ def test_a_failed_write_leaves_the_array_alone():
     assert a.tolist() == [0.0, 0.0, 0.0]
     x.add_(2)
     assert a.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_an_array_sees_writes_where_an_earlier_one_is_gone():
+    x = webtorch.arange(6.0) / 7
+    for _ in range(3):
+        x.numpy()
+    a = x.numpy()
+    kept = x.clone()
+    x.mul_(2)
+    assert a.tolist() == x.tolist() != kept.tolist()
+    for _ in range(100):
+        x.numpy()
+    assert len(x._storage.runtime.lent) < 50

@@ -91,9 +91,15 @@ def test_what_is_saved_is_read_by_the_gguf_package(tmp_path: Path) -> None:
         "yes": True,
         "list": [1, 2],
         "words": ["p", "q"],
+        "less": [-1, 2],
+        "huge": 1e300,
     }
     save_gguf(tensors, tmp_path / "m.gguf", notes)
     reader = gguf.GGUFReader(tmp_path / "m.gguf")
+    # llama.cpp asks for these types, and ends where it finds others.
+    wanted = {"n": "UINT32", "x": "FLOAT32", "list": "INT32", "less": "INT32", "huge": "FLOAT64"}
+    for key, name in wanted.items():
+        assert reader.fields[key].types[-1].name == name
     found = {t.name: t for t in reader.tensors}
     np.testing.assert_array_equal(found["a"].data, tensors["a"].numpy())
     assert reader.fields["big"].contents() == 2**40 and reader.fields["words"].contents() == [

@@ -1,4 +1,4 @@
-"""Rows that read the same data are computed together on a graphics card."""
+"""Rows that read the same data are computed together: on a graphics card, and by threads where more is shared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, float16, float32, int32
 from webtorch.ir.kernel import BufferSlot, Check, Kernel, Reduce, Store
 from webtorch.ir.limits import Limits
-from webtorch.lower.coarsening import coarsened
+from webtorch.lower.coarsening import CARD, THREADS, coarsened
 from webtorch.lower.wgsl import render
 
 
@@ -52,12 +52,13 @@ def test_rows_share_the_vector_and_vectors_the_rows(
     vectors: int, rows: int, columns: int, outer: tuple[int, ...]
 ) -> None:
     kernel = product(vectors, rows, columns)
-    together = coarsened(kernel, card())
+    together = coarsened(kernel, CARD)
     assert together.outer == outer
     count = vectors * rows // (outer[0] * outer[1])
     assert len(together.reduces) == len(together.stores) == count
-    assert coarsened(kernel, card(is_gpu=False)) is kernel
-    assert coarsened(kernel, card(varying=True)) is kernel
+    # What threads read comes from caches.
+    assert coarsened(kernel, THREADS) is kernel
+    assert coarsened(kernel, CARD, varying=True) is kernel
 
 
 @pytest.mark.parametrize(("vectors", "rows", "out"), [(1, 1024, float32), (3, 1024, float16)])
@@ -84,18 +85,17 @@ def test_results_are_those_of_single_rows(vectors: int, rows: int, out: DType) -
 
 
 def test_what_shares_little_or_has_more_to_do_stays() -> None:
-    limits = card()
     kernel = product(1, 2048, 256)
     o, k = ex.index(0, 2048), ex.index(1, 256)
     alone = replace(
         kernel, outer=(2048,), reduces=(Reduce("sum", ex.load(1, float32, o * 256 + k), float32),),
         stores=(Store(2, o, ex.reduced(0, float32)),),
     )  # fmt: skip
-    assert coarsened(alone, limits) is alone
+    assert coarsened(alone, CARD) is alone
     same = replace(alone, reduces=(Reduce("sum", ex.const(2.0, float32), float32),))
-    assert coarsened(same, limits) is same
+    assert coarsened(same, CARD) is same
     checked = replace(kernel, checks=(Check(ex.const(0, int32), 1, 0),))
-    assert coarsened(checked, limits) is checked
+    assert coarsened(checked, CARD) is checked
     # The second sum needs the first.
     twice = replace(
         kernel,
@@ -104,4 +104,16 @@ def test_what_shares_little_or_has_more_to_do_stays() -> None:
             Reduce("sum", ex.load(0, float32, ex.index(2, 256)) - ex.reduced(0, float32), float32),
         ),
     )
-    assert coarsened(twice, limits) is twice
+    assert coarsened(twice, CARD) is twice
+
+
+@pytest.mark.parametrize(("vectors", "together"), [(1, 1), (2, 2), (3, 3), (8, 8), (16, 8)])
+def test_threads_share_what_is_computed_of_a_row(vectors: int, together: int) -> None:
+    kernel = product(vectors, 64, 256)
+    (reduce,) = kernel.reduces
+    x, w = reduce.value.args
+    for _ in range(4):
+        w = ex.unary("sin", w) + w
+    kernel = replace(kernel, reduces=(replace(reduce, value=x * w),))
+    found = coarsened(kernel, THREADS)
+    assert found.outer == (vectors // together, 64) and len(found.reduces) == together

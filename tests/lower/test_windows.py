@@ -1,7 +1,8 @@
-"""Tensors larger than a binding: each dispatch in parts that bind windows."""
+"""Tensors larger than a binding, or than a buffer: each dispatch in parts that bind windows."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import webtorch
 from tests.conftest import need_device
 from webtorch.errors import OutOfMemoryError
+from webtorch.ir.dtype import float32
 from webtorch.ir.program import Program
 from webtorch.lower.in_parts import within_bindings
 from webtorch.lower.layout import binding_bytes
@@ -23,18 +25,34 @@ from webtorch.tensors.device import resolve
 BINDING = 1024
 
 
-@pytest.fixture
-def narrow() -> Iterator[Any]:
-    """Return a device that binds at most 1 KiB."""
+def _limited(monkeypatch: pytest.MonkeyPatch, buffer: int = 0) -> Iterator[Any]:
     need_device("webgpu")
     runtime = resolve("webgpu")
     backend: Any = runtime.backend
-    before = backend.limits
-    backend.limits = replace(before, max_binding_bytes=BINDING)
+    limits = replace(
+        backend.limits,
+        max_binding_bytes=BINDING,
+        max_buffer_bytes=buffer or backend.limits.max_buffer_bytes,
+    )
+    monkeypatch.setattr(backend, "limits", limits)
+    monkeypatch.setattr(backend.pool, "_max_buffer", limits.max_buffer_bytes)
+    monkeypatch.setattr(backend.pool, "_step", limits.row_step)
     runtime.programs.clear()
     yield backend
-    backend.limits = before
     runtime.programs.clear()
+    backend.empty_cache()
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return a device that binds at most 1 KiB."""
+    yield from _limited(monkeypatch)
+
+
+@pytest.fixture
+def spread(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return one whose buffers have no more either."""
+    yield from _limited(monkeypatch, BINDING)
 
 
 def numbers(*shape: int) -> torch.Tensor:
@@ -89,11 +107,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda t, x, i: t.nn.functional.cross_entropy(x, i % 4), (numbers(400, 4), INDEX)
     ),
     "halves": (lambda t, x: x[:300] * x[300:], (numbers(600),)),
+    "padded": (lambda t, x: t.nn.functional.pad(x, (2, 3, 1, 0)) * 2, (numbers(30, 21),)),
     "joined": (lambda t, x: t.cat([x, x[:200]]), (numbers(600),)),
     "in place": (_in_place, (numbers(600),)),
     "running sum": (lambda t, x: x.cumsum(0), (numbers(600),)),
     "running sums of columns": (lambda t, x: x.cumsum(0), (numbers(90, 7),)),
     "sorted rows": (lambda t, x: x.sort(1).values, (numbers(20, 30),)),
+    "sorted rows of an odd length": (lambda t, x: x.sort(1).values, (numbers(150, 5),)),
     "convolution": (
         lambda t, x, w: t.nn.functional.conv2d(x, w, padding=1).relu(),
         (numbers(3, 3, 7, 7), numbers(4, 3, 3, 3)),
@@ -102,11 +122,32 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
 }  # fmt: skip
 
 
+def _named(long: Callable[[str], bool]) -> list[Any]:
+    return [pytest.param(n, marks=pytest.mark.long) if long(n) else n for n in CASES]
+
+
 # What trains compiles some 40 kernels.
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long) if "optimizer" in n else n for n in CASES]
-)
+@pytest.mark.parametrize("name", _named(lambda name: "optimizer" in name))
 def test_more_than_a_binding_is_computed_in_parts(name: str, narrow: Any) -> None:
+    _agrees(name)
+
+
+# Rows reach over the edges between buffers in these.
+ROWS = ("transposed", "sums of columns", "softmax", "product", "embedding", "sorted rows")
+
+
+@pytest.mark.parametrize("name", _named(lambda name: name not in ROWS))
+def test_more_than_a_buffer_is_spread_over_several(name: str, spread: Any) -> None:
+    _agrees(name)
+    assert all(len(b.row) * BINDING >= b.capacity or b.capacity <= BINDING for b in _blocks(spread))
+    assert any(b.row for b in _blocks(spread))
+
+
+def _blocks(backend: Any) -> list[Any]:
+    return list(backend.pool._blocks.values())
+
+
+def _agrees(name: str) -> None:
     run, given = CASES[name]
     expected = run(torch, *given).double()
     found = run(webtorch, *[webtorch.tensor(x.numpy(), device="webgpu") for x in given])
@@ -131,6 +172,13 @@ def test_windows_are_aligned_and_fit(narrow: Any) -> None:
             assert binding_bytes(slot.dtype, slot.elements) <= BINDING
 
 
+def test_what_lies_outside_a_tensor_takes_no_window(narrow: Any) -> None:
+    run, given = CASES["padded"]
+    program = within_bindings(_program(run, *[tuple(x.shape) for x in given]), narrow.limits)
+    # (32 where each window is looked through for it.)
+    assert len(program.steps) <= 8
+
+
 def test_parts_of_one_size_are_one_kernel(narrow: Any) -> None:
     program = within_bindings(_program(lambda t, x: x.exp(), (1024,)), narrow.limits)
     assert len(program.steps) >= 4 and len(program.routines) == 1
@@ -148,3 +196,54 @@ def test_what_cannot_be_in_parts_is_refused_and_nothing_is_lost(narrow: Any) -> 
     ):
         x.sort().values.tolist()
     assert abs(float(x.sum()) - float(numbers(600).sum())) < 1e-3
+
+
+def test_a_loop_is_cut_before_the_row_over_an_edge_and_behind_it(spread: Any) -> None:
+    program = within_bindings(_program(lambda t, x: x.exp(), (90, 7)), spread.limits)
+    # (256 numbers are 36 rows and 4 numbers, which are cut; a program's loops may be one.)
+    assert all(
+        start * 4 // BINDING == (start + slot.elements - 1) * 4 // BINDING
+        for step in program.steps
+        for start, slot in zip(step.starts, program.routines[step.routine].buffers, strict=True)
+    )
+    assert len(program.steps) <= 8
+
+
+def test_few_rows_of_a_template_are_copied() -> None:
+    need_device("webgpu")
+    limits = replace(
+        resolve("webgpu").backend.limits, max_binding_bytes=1 << 14, max_buffer_bytes=1 << 14
+    )
+    program = _program(lambda t, x: x.sort(1).values, (2000, 6))
+    copies = within_bindings(program, limits).buffers[len(program.buffers) :]
+    # Two edges, each of operand and result: behind 32 rows of 24 bytes a window may begin. (And what is sorted by.)
+    assert sorted(b.elements for b in copies) == [32 * 6] * 4 + [2000 * 6]
+
+
+def test_data_goes_up_and_comes_back_through_several_buffers(spread: Any) -> None:
+    for values in (np.arange(1001), np.arange(1001) > 500, np.linspace(0, 1, 777, dtype="f4")):
+        x = webtorch.tensor(values, device="webgpu")
+        assert x.tolist() == values.tolist()
+        assert x.clone()[600:].tolist() == values[600:].tolist()
+    held = spread.upload(values.tobytes(), float32, values.size)
+
+    async def later() -> bytes:
+        return bytes(await spread.download_async(held))
+
+    assert len(held.block.row) == 4 and asyncio.run(later()) == values.tobytes()
+    wide = np.arange(300) << 40
+    assert webtorch.tensor(wide, device="webgpu").tolist() == wide.tolist()
+    bad = webtorch.arange(600, device="webgpu")[webtorch.tensor([999], device="webgpu")]
+    with pytest.raises(IndexError, match="999"):
+        (bad + webtorch.zeros(600, device="webgpu")).tolist()
+
+
+def test_a_shader_of_a_users_needs_a_tensor_in_one_buffer(spread: Any) -> None:
+    text = "@group(0) @binding(0) var<storage, read_write> x: array<f32>;"
+    lib = webtorch.webgpu.compile_shader(
+        f"{text}\n@compute @workgroup_size(1) fn one() {{ x[0] = 2; }}"
+    )
+    x = webtorch.ones(600, device="webgpu")
+    with pytest.raises(OutOfMemoryError, match="lie in several buffers"):
+        lib.one(x)
+    assert x.sum().item() == 600

@@ -134,6 +134,16 @@ def test_polygamma(n: int, device: str) -> None:
         )
 
 
+def test_polygamma_of_integers(device: str) -> None:
+    """Order 1 is large at poles and no more, as PyTorch's is."""
+    values = torch.tensor([-100, -7, -1, 0, 1, 5], dtype=torch.int32)
+    for n in (1, 2):
+        found = webtorch.polygamma(
+            n, webtorch.tensor(values.tolist(), dtype=webtorch.int32, device=device)
+        )
+        torch.testing.assert_close(torch.tensor(found.tolist()), torch.polygamma(n, values))
+
+
 ERRORS: dict[str, tuple[Callable[..., Any], str]] = {
     "where shapes": (lambda L: L.t.where(L.t.ones(2) > 0, L.t.ones(3), L.t.ones(3)), "2"),
     "where condition": (lambda L: L.t.where(L.t.ones(2), L.t.ones(2), L.t.ones(2)), "bool"),

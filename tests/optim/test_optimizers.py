@@ -635,3 +635,34 @@ def test_states_are_dicts_like_any() -> None:
         leaves, _ = flatten([state, state[weight]])
         found.append((repr(state), repr(state["note"]), len(leaves), list(state)[1:]))
     assert found[0] == found[1]
+
+
+def test_what_a_class_of_the_users_keeps_beside_states() -> None:
+    """As MADGRAD has it, `state` may hold a tensor of all parameters, which a step that fails gives back."""
+
+    def counted(library: Any) -> list[Any]:
+        class Counting(library.optim.Optimizer):  # type: ignore[misc]
+            def __init__(self, params: Any) -> None:
+                super().__init__(params, {"lr": 0.5})
+                self.state["k"] = library.tensor([0])
+
+            def step(self) -> None:
+                self.state["k"] += 1
+                self.state["note"] = [1]
+                for p in self.param_groups[0]["params"]:
+                    p.data.sub_(p.grad / self.state["k"])
+
+        weight = library.nn.Parameter(library.ones(3))
+        optimizer, failed = Counting([weight]), 0
+        for places in ([0], [7], [1, 2]):
+            try:
+                optimizer.zero_grad()
+                weight[library.tensor(places)].square().sum().backward()
+                optimizer.step()
+            except IndexError:
+                failed += 1
+        state = optimizer.state_dict()["state"]
+        return [failed, weight.tolist(), state["k"].tolist(), state["note"]]
+
+    with webtorch.device("cpu"):
+        assert counted(webtorch) == counted(torch) == [1, [-1.0, 0.0, 0.0], [2], [1]]

@@ -1729,6 +1729,38 @@ def test_a_checkpointed_part_is_computed_again_as_far_as_without_scripts(
     assert found[2] >= (4 if extra else 6)
 
 
+def test_a_script_that_is_left_after_a_checkpoint_has_its_gradients() -> None:
+    def run() -> list[float]:
+        layer, found = nn.Linear(6, 3), []
+        with torch.no_grad():
+            for p in layer.parameters():
+                p.copy_(torch.arange(float(p.numel())).reshape(p.shape).sin() * 0.3)
+        x = torch.arange(30.0).reshape(5, 6).sin()
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        for step in range(14):
+
+            def part(near: Any, x: Any) -> Any:
+                return layer(near).tanh() + x[:, :3] ** 2 + 1
+
+            near = x * 1.5
+            out = torch.utils.checkpoint.checkpoint(part, near, x, use_reentrant=False)
+            loss = (out**2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            if step >= 12:
+                # What was promised to the second computation is gone by now.
+                found.append(layer.weight.grad.abs().sum().item())
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    with scripts(False):
+        plain = run()
+    with scripts(True):
+        assert run() == pytest.approx(plain, rel=1e-5)
+        assert following.follower().counts["followed"] > 4
+
+
 def test_full_backward_hooks_of_modules_are_called_in_followed_steps() -> None:
     def run(read: bool) -> tuple[list[float], list[bool]]:
         torch.manual_seed(0)

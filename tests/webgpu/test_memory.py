@@ -11,7 +11,7 @@ import pytest
 from tests.webgpu.support import scale_program
 from webtorch.errors import OutOfMemoryError
 from webtorch.ir.dtype import bool_, float32, int64
-from webtorch.runtime.backends.webgpu.memory import binding_bytes, size_class
+from webtorch.runtime.backends.webgpu.memory import binding_bytes, moves, size_class
 
 
 @pytest.mark.covers("Q11")
@@ -137,12 +137,53 @@ def test_a_cycle_that_dies_in_the_collector_gives_its_memory_back(device):
 
 
 @pytest.mark.covers("N12")
-def test_more_than_one_buffer_is_refused_with_both_figures(device):
-    most = device.pool._max_buffer
-    with pytest.raises(
-        OutOfMemoryError, match=r"GiB \(\d+ bytes\), is more than one buffer.*\([\d.]+ [MG]iB, "
-    ):
-        device.allocate(float32, (most * 9) // 4)
+def test_more_than_one_buffer_is_a_row_of_them(device, monkeypatch):
+    monkeypatch.setattr(device.pool, "_max_buffer", 5000)
+    monkeypatch.setattr(device.pool, "_step", 4096)
+    device.empty_cache()
+    before = device.memory_allocated(), device.memory_reserved()
+    own = device.allocate(float32, 5000)
+    block = own.block
+    assert len(block.row) == 5 and block.pointer == block.row[0]
+    assert (device.memory_allocated(), device.memory_reserved()) == (
+        before[0] + 20000, before[1] + block.capacity,
+    )  # fmt: skip
+    assert block.at(4096 * 3 + 256, 256) == (block.row[3], 256)
+    with pytest.raises(OutOfMemoryError, match="bytes 4000 to 4100 of a tensor lie in several"):
+        block.at(4000, 100)
+    parts = list(block.parts(20000, 1 << 20))
+    assert [(first, count) for _, _, first, count in parts] == [
+        (0, 4096), (4096, 4096), (8192, 4096), (12288, 4096), (16384, 3616),
+    ]  # fmt: skip
+    one = device.allocate(float32, 1200).block
+    assert not one.row and one.at(100, 4000) == (one.pointer, 100)
+    assert list(moves(one, block, 4800)) == [
+        (one.pointer, 0, block.row[0], 0, 4096), (one.pointer, 4096, block.row[1], 0, 704),
+    ]  # fmt: skip
+    del own, block, one
+    device.empty_cache()
+    assert device.memory_reserved() == before[1]
+
+
+def test_a_row_is_made_as_a_whole_or_not_at_all(device, monkeypatch):
+    monkeypatch.setattr(device.pool, "_max_buffer", 4096)
+    monkeypatch.setattr(device.pool, "_step", 4096)
+    device.empty_cache()
+    before = device.memory_reserved()
+    made, released = [], []
+    create, release = device.native.create_buffer, device.native.release_buffer
+
+    def no_more(size, usage, mapped=False):
+        if len(made) == 2:
+            return None, ("OutOfMemory", "not enough memory")
+        made.append(create(size, usage, mapped)[0])
+        return made[-1], None
+
+    monkeypatch.setattr(device.native, "create_buffer", no_more)
+    monkeypatch.setattr(device.native, "release_buffer", lambda p: (released.append(p), release(p)))
+    with pytest.raises(OutOfMemoryError, match="the device has no memory left"):
+        device.allocate(float32, 5000)
+    assert released == made and device.memory_reserved() == before
 
 
 def test_the_limit_names_the_largest_buffers_and_leaves_everything_usable(device):

@@ -26,10 +26,44 @@ ABSENT: dict[str, tuple[str, str]] = {
     ),
     "torch.distributed.tensor": (
         _PROCESSES,
-        "DTensor DeviceMesh Partial Placement Replicate Shard distribute_module distribute_tensor "
-        "init_device_mesh",
+        "DTensor DeviceMesh distribute_module distribute_tensor init_device_mesh",
     ),
-    "torch.distributed.tensor.placement_types": (_PROCESSES, "Partial Placement Replicate Shard"),
+    "torch.distributed.tensor._utils": (_PROCESSES, "compute_local_shape_and_global_offset"),
+    "torch.distributed.tensor.experimental": (
+        _PROCESSES,
+        "context_parallel implicit_replication local_map",
+    ),
+    "torch.distributed._composable": (_PROCESSES, ""),
+    "torch.distributed._composable.fsdp": (
+        _PROCESSES,
+        "CPUOffloadPolicy FSDPModule MixedPrecisionPolicy OffloadPolicy fully_shard register_fsdp_forward_method",
+    ),
+    "torch.distributed._functional_collectives": (
+        _PROCESSES,
+        "all_gather_tensor all_reduce all_to_all_single all_to_all_single_autograd broadcast reduce_scatter_tensor "
+        "wait_tensor",
+    ),
+    "torch.distributed._tensor": (
+        _PROCESSES,
+        "DTensor DeviceMesh distribute_module distribute_tensor",
+    ),
+    "torch.distributed.checkpoint": (
+        _PROCESSES,
+        "FileSystemReader FileSystemWriter HuggingFaceStorageReader HuggingFaceStorageWriter async_save load save",
+    ),
+    "torch.distributed.checkpoint.default_planner": (
+        _PROCESSES,
+        "DefaultLoadPlanner DefaultSavePlanner",
+    ),
+    "torch.distributed.checkpoint.hf_storage": (
+        _PROCESSES,
+        "HuggingFaceStorageReader HuggingFaceStorageWriter",
+    ),
+    "torch.distributed.checkpoint.state_dict": (
+        _PROCESSES,
+        "StateDictOptions get_model_state_dict get_optimizer_state_dict get_state_dict set_model_state_dict "
+        "set_optimizer_state_dict set_state_dict",
+    ),
     "torch.distributed.tensor.parallel": (
         _PROCESSES,
         "ColwiseParallel ParallelStyle PrepareModuleInput PrepareModuleOutput RowwiseParallel "
@@ -46,6 +80,11 @@ ABSENT: dict[str, tuple[str, str]] = {
         _PROCESSES,
         "BackwardPrefetch CPUOffload FullOptimStateDictConfig FullStateDictConfig FullyShardedDataParallel "
         "MixedPrecision ShardedOptimStateDictConfig ShardedStateDictConfig ShardingStrategy StateDictType",
+    ),
+    "torch.distributed.fsdp.wrap": (
+        _PROCESSES,
+        "ModuleWrapPolicy always_wrap_policy enable_wrap lambda_auto_wrap_policy size_based_auto_wrap_policy "
+        "transformer_auto_wrap_policy wrap",
     ),
     "torch.distributed.optim": (
         _PROCESSES,

@@ -101,7 +101,7 @@ def all_reduce(
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
-        return gloo.allreduce([exchange.host(tensor)], _options("AllreduceOptions", reduceOp=kind))
+        return gloo.allreduce([exchange.of(tensor)], _options("AllreduceOptions", reduceOp=kind))
 
     return _ended(found.call("all_reduce", [tensor], [tensor], issue, chosen), async_op)
 
@@ -138,10 +138,9 @@ def reduce(
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
-        host = exchange.host(tensor, mine)
-        # What Gloo leaves in the others' memory is nobody's.
-        host = host if mine else host.clone()
-        return gloo.reduce([host], _options("ReduceOptions", reduceOp=kind, rootRank=root))
+        return gloo.reduce(
+            [exchange.of(tensor)], _options("ReduceOptions", reduceOp=kind, rootRank=root)
+        )
 
     written = [tensor] if mine else []
     return _ended(found.call("reduce", [tensor], written, issue, chosen), async_op)
@@ -164,7 +163,7 @@ def broadcast(
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
-        host = exchange.host(tensor, not mine)
+        host = exchange.of(tensor)
         return gloo.broadcast([host], _options("BroadcastOptions", rootRank=root, rootTensor=0))
 
     reads, written = ([tensor], []) if mine else ([], [tensor])
@@ -184,8 +183,8 @@ def all_gather(
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
-        given = exchange.host(tensor, False)
-        return gloo.allgather([[exchange.host(x) for x in tensor_list]], [given])
+        given = exchange.of(tensor)
+        return gloo.allgather([[exchange.of(x) for x in tensor_list]], [given])
 
     return _ended(found.call("all_gather", [tensor], tensor_list, issue), async_op)
 
@@ -205,8 +204,8 @@ def all_gather_into_tensor(
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
-        given = exchange.host(input_tensor, False)
-        out = exchange.host(output_tensor)
+        given = exchange.of(input_tensor)
+        out = exchange.of(output_tensor)
         parts = list(out.view(-1).chunk(found.size()))
         return gloo.allgather([parts], [given.view(-1)])
 
@@ -236,8 +235,8 @@ def gather(
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
-        given = exchange.host(tensor, False)
-        out = [[exchange.host(x) for x in lists]] if lists else []
+        given = exchange.of(tensor)
+        out = [[exchange.of(x) for x in lists]] if lists else []
         return gloo.gather(out, [given], _options("GatherOptions", rootRank=root))
 
     return _ended(found.call("gather", [tensor], lists, issue), async_op)
@@ -261,8 +260,8 @@ def scatter(
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
-        given = [[exchange.host(x, False) for x in lists]] if lists else []
-        out = exchange.host(tensor)
+        given = [[exchange.of(x) for x in lists]] if lists else []
+        out = exchange.of(tensor)
         return gloo.scatter([out], given, _options("ScatterOptions", rootRank=root))
 
     return _ended(found.call("scatter", lists, [tensor], issue), async_op)
@@ -286,8 +285,8 @@ def reduce_scatter(
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
-        given = [exchange.host(x, False) for x in input_list]
-        out = exchange.host(output)
+        given = [exchange.of(x) for x in input_list]
+        out = exchange.of(output)
         return gloo.reduce_scatter([out], [given], _options("ReduceScatterOptions", reduceOp=kind))
 
     return _ended(found.call("reduce_scatter", input_list, [output], issue, chosen), async_op)
@@ -313,8 +312,8 @@ def reduce_scatter_tensor(
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
-        given = list(exchange.host(input, False).view(-1).chunk(found.size()))
-        out = exchange.host(output).view(-1)
+        given = list(exchange.of(input).view(-1).chunk(found.size()))
+        out = exchange.of(output).view(-1)
         return gloo.reduce_scatter([out], [given], _options("ReduceScatterOptions", reduceOp=kind))
 
     return _ended(found.call("reduce_scatter_tensor", [input], [output], issue, chosen), async_op)
@@ -339,8 +338,8 @@ def all_to_all(
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
-        given = [exchange.host(x, False) for x in input_tensor_list]
-        return gloo.alltoall([exchange.host(x) for x in output_tensor_list], given)
+        given = [exchange.of(x) for x in input_tensor_list]
+        return gloo.alltoall([exchange.of(x) for x in output_tensor_list], given)
 
     work = found.call("all_to_all", input_tensor_list, output_tensor_list, issue)
     return _ended(work, async_op)
@@ -364,8 +363,8 @@ def all_to_all_single(
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
-        given = exchange.host(input, False)
-        out = exchange.host(output)
+        given = exchange.of(input)
+        out = exchange.of(output)
         return gloo.alltoall_base(
             out, given, list(output_split_sizes or []), list(input_split_sizes or [])
         )
@@ -393,7 +392,7 @@ def isend(
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
-        return gloo.send([exchange.host(tensor, False)], to, tag)
+        return gloo.send([exchange.of(tensor)], to, tag)
 
     return found.call("isend", [tensor], [], issue, is_message=True)
 
@@ -414,7 +413,7 @@ def irecv(
 
     def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
         """Give Gloo the call."""
-        host = [exchange.host(tensor)]
+        host = [exchange.of(tensor)]
         return gloo.recv_anysource(host, tag) if of is None else gloo.recv(host, of, tag)
 
     return found.call("irecv", [], [tensor], issue, is_message=True)
@@ -508,7 +507,7 @@ def monitored_barrier(
     """Wait until all processes are here. Raises RuntimeError on process 0 with those that have not come in time."""
     found = member(group, "monitored_barrier")
     if found is not None:
-        found.settled()
+        found.lane().settled()
         found.gloo().monitored_barrier(
             found.timeout if timeout is None else timeout, wait_all_ranks
         )

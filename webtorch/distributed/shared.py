@@ -72,7 +72,7 @@ def _mean(values: Sequence[Tensor], rank: int) -> Tensor:
 def _own_part(reduce: Recipe) -> Recipe:
     def part(values: Sequence[Tensor], rank: int) -> Tensor:
         """Return the rank's part of the reduced tensors."""
-        size = _part_size(values[0].numel(), len(values))
+        size = part_size(values[0].numel(), len(values))
         missing = size * len(values) - values[0].numel()
         whole = [pad_with(x, (0,), (missing,), 0) if missing else x for x in values]
         return reduce([x[rank * size : (rank + 1) * size] for x in whole], rank)
@@ -80,7 +80,8 @@ def _own_part(reduce: Recipe) -> Recipe:
     return part
 
 
-def _part_size(elements: int, ranks: int) -> int:
+def part_size(elements: int, ranks: int) -> int:
+    """Return how many elements of a sum each process computes, the last ones of which may be none."""
     return -(-elements // ranks)
 
 
@@ -121,6 +122,14 @@ _RECIPES: dict[tuple[str, str | None], Recipe] = {
     ("_reduce_scatter_base_", "AVG"): _MEAN_OF_PART,
     ("_allgather_base_", None): _all,
 }
+
+
+def halves(recipe: Recipe, dtype: DType, elements: int) -> tuple[Recipe, Recipe | None]:
+    """Return how each of more than two processes computes its part of a large sum, and how all that from the parts;
+    the recipe itself and None for what is no such sum.
+    """
+    of_part = _OF_PART.get(recipe) if elements * dtype.itemsize >= _IN_PARTS else None
+    return (recipe, None) if of_part is None else (of_part, _joined(elements))
 
 
 class _Memory:
@@ -293,26 +302,6 @@ class Exchange:
         """Copy a buffer to where the others find it, unless it has been `put`; None: this process gives nothing. Return
         the turn, and the work that is done when all have. A turn without a recipe has no result here.
         """
-        of_part = _OF_PART.get(recipe) if self._size > 2 and recipe is not None else None
-        if of_part is not None and elements * dtype.itemsize >= _IN_PARTS:
-            turn, work = self._begin(given, of_part, dtype, elements, put)
-            put = None
-            try:
-                work.wait()
-                given = self.take(turn)
-            finally:
-                turn.is_over.set()
-            recipe, elements = _joined(elements), _part_size(elements, self._size)
-        return self._begin(given, recipe, dtype, elements, put)
-
-    def _begin(
-        self,
-        given: Buffer | None,
-        recipe: Recipe | None,
-        dtype: DType,
-        elements: int,
-        put: Put | None,
-    ) -> tuple[Turn, Foreign]:
         self._read_some()
         turn = Turn(self._number, given, recipe, dtype, elements)
         self._number += 1

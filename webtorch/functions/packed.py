@@ -27,9 +27,9 @@ from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import LOWER, composite
 from webtorch.tensors.tensor import Tensor
 
-# Rows of input up to which every output is a sum of its own: for more, unpacking once and a matrix product is less
-# work. On cards, which read words, several rows share what is unpacked (lower/coarsening).
-_FEW_ROWS, _FEW_ROWS_OF_WORDS = 4, 8
+# Rows of input up to which every output is a sum of its own, and rows share what is unpacked (lower/coarsening): for
+# more, unpacking once and a matrix product is less work.
+_FEW_ROWS = 8
 
 
 def _in_words(data: Tensor) -> bool:
@@ -88,9 +88,10 @@ def _summed(x: Tensor, data: Tensor, reading: Reading, rows: int) -> Tensor:
     if _in_words(data):
         lanes = _in_lanes(bits, reading, shape)
     else:
+        bits = Tensor._from_node(bits._node(), x._storage.runtime)
         lanes = tuple(
             [
-                as_view(bits, shape, (columns, 0, reading.span, *strides), x._offset + offset)
+                _window(bits, shape, (columns, 0, reading.span, *strides), offset)
                 for offset, strides in reading.lanes
             ]
         )
@@ -147,9 +148,8 @@ def _packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor
     columns = input._shape[-1]
     lead = input._shape[:-1]
     count = math.prod(lead)
-    few = _FEW_ROWS_OF_WORDS if _in_words(data) else _FEW_ROWS
     # What vmap maps over are more rows.
-    summed = 0 < count <= few and not input._levels
+    summed = 0 < count <= _FEW_ROWS and not input._levels
     reading = multiplying(form, _in_words(data), columns) if summed and columns and rows else None
     if reading is not None:
         out = _summed(input.reshape((count, columns)), data, reading, rows)

@@ -382,6 +382,7 @@ def load_gguf(
 
 _PACKED_CODES = {name: code for code, name in _BLOCKS.items()}
 _CODES = {k.dtype: n for n, k in _KINDS.items() if k.dtype is not None}
+_MOST_FLOAT32 = 3.4028234663852886e38
 
 
 def save_gguf(
@@ -391,7 +392,8 @@ def save_gguf(
 ) -> None:
     """Write tensors, packed ones as they are, and metadata (numbers, strings, bools, lists of these) to a file.
 
-    Raises TypeError for other values and GGUFError for element types that the format lacks.
+    Numbers get 32 bits where they fit, as llama.cpp reads them, so that floats are rounded to float32. Raises TypeError
+    for other values and GGUFError for element types that the format lacks.
     """
     write_gguf({n: tuple(t.shape) for n, t in tensors.items()}, tensors.items(), path, metadata)
 
@@ -413,8 +415,7 @@ def write_gguf(
     head = bytearray(_MAGIC + struct.pack("<IQQ", 3, len(shapes), len(pairs)))
     for key, value in pairs.items():
         head += _text(key)
-        # The format's own key is a 32-bit number.
-        kind = 4 if key == "general.alignment" else _kind_of(value, key)
+        kind = _kind_of(value, key)
         head += struct.pack("<I", kind) + _value(value, kind, key)
     file = os.fspath(path)
 
@@ -465,13 +466,16 @@ def _text(text: str) -> bytes:
 
 
 def _kind_of(value: object, key: str) -> int:
+    """Return a value's type, the one that llama.cpp reads: of numbers that of 32 bits where they fit."""
     match value:
         case bool():
             return 7
+        case int() if value < 0:
+            return 5 if value >= -(2**31) else 11
         case int():
-            return 5 if -(2**31) <= value < 2**31 else 11 if value < 2**63 else 10
+            return 4 if value < 2**32 else 10
         case float():
-            return 12
+            return 6 if abs(value) <= _MOST_FLOAT32 or not math.isfinite(value) else 12
         case str():
             return _STRING
         case list() | tuple():
@@ -487,7 +491,12 @@ def _value(value: Any, kind: int, key: str) -> bytes:
     if kind != _ARRAY:
         return struct.pack(_SCALARS[kind], value)
     kinds = {_kind_of(v, key) for v in value} or {5}
-    inner = kinds.pop() if len(kinds) == 1 else 12 if kinds <= {5, 11, 12} else -1
+    whole = kinds <= {4, 5, 10, 11}
+    if whole:
+        small = all(-(2**31) <= v < 2**31 for v in value)
+        inner = 5 if small else 10 if min(value) >= 0 else 11
+    else:
+        inner = kinds.pop() if len(kinds) == 1 else 12 if kinds <= {4, 5, 6, 10, 11, 12} else -1
     if inner == -1:
         raise TypeError(f"save_gguf: the items of {key!r} must be of one type")
     return struct.pack("<IQ", inner, len(value)) + b"".join(_value(v, inner, key) for v in value)

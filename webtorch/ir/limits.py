@@ -45,3 +45,10 @@ class Limits:
     # Whether the graph's sizes vary from one program to the next, so that its kernels should differ
     # in little more than numbers (lower/sizes.py).
     varying: bool = False
+    # The most bytes of one buffer: larger memory is a row of buffers.
+    max_buffer_bytes: int = 1 << 62
+
+    @property
+    def row_step(self) -> int:
+        """Return the bytes of each buffer of a row: a power of two, so that elements never lie in two."""
+        return 1 << (self.max_buffer_bytes.bit_length() - 1)

@@ -439,7 +439,8 @@ def gguf_metadata(config: Config) -> dict[str, object]:
     for name, (_, key) in FIELDS.items():
         value = getattr(config, name)
         said = value != Config.__dataclass_fields__[name].default and name not in found.options
-        if said or (name == "norm_topk_prob" and config.num_experts):
+        # llama.cpp has no default of the norms' epsilon, and another one of the experts' norm.
+        if said or name == "rms_norm_eps" or (name == "norm_topk_prob" and config.num_experts):
             say(key, value)
     if found.name.startswith("gemma"):
         del out[f"{found.gguf}.embedding_scale"]

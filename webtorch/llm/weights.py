@@ -26,8 +26,8 @@ from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, Packed
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
-    "FolderWeights", "GGUFWeights", "Place", "Weights", "fill", "fused_parts", "permuted_rows", "put_packed",
-    "quantize_", "save", "save_quantized", "weight_bytes",
+    "FolderWeights", "GGUFWeights", "Place", "Weights", "fill", "fused_parts", "gguf_name", "permuted_rows",
+    "put_packed", "quantize_", "save", "save_quantized", "weight_bytes",
 ]  # fmt: skip
 
 # The rows of these are turned by places.
@@ -341,13 +341,13 @@ def quantize_(model: Model, format: str) -> Model:
     choose = chooser(format, model.config)
     for name, weight in list(named_weights(model)):
         if isinstance(weight, Tensor):
-            found = choose(_gguf_name(model.config, name), weight.shape)
+            found = choose(gguf_name(model.config, name), weight.shape)
             if found is not None:
                 put_packed(model, name.removesuffix(".weight"), quantize(weight, found))
     return model
 
 
-def _gguf_name(config: Config, name: str) -> str:
+def gguf_name(config: Config, name: str) -> str:
     """Return what a file calls a weight, or the one that it is a part of there."""
     number, path, kind = parts(name)
     if architecture(config).fused and path in _FUSED:
@@ -363,7 +363,7 @@ def _written(
     waiting: dict[str, list[Tensor | PackedTensor]] = {}
     for name, t in named:
         _, path, _ = parts(name)
-        key = _gguf_name(config, name)
+        key = gguf_name(config, name)
         if isinstance(t, Tensor) and (t.ndim == 1 or path == "mlp.shared_gate"):
             t = t.float()
         if found.permuted and path in _TURNED:

@@ -1,39 +1,51 @@
-"""Thread coarsening: an invocation of a reduction computes several rows at once where these read the same data.
+"""Coarsening: an outer point of a reduction computes several rows at once where these share data or work.
 
 A product of a matrix and a vector reads the vector again for each row of the matrix: from a cache, but more bytes of it
-than of the matrix. Two to four rows together read it once, and rows of several vectors share what is computed of the
-matrix. Floor 2; imports floor 0.
+than of the matrix. On a card two to four rows together read it once. Rows of several vectors share what is computed of
+the matrix, there and on threads, where packed weights are so unpacked once. Floor 2; imports floor 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from webtorch.ir import expr as ex
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import Kernel, Reduce, Store
-from webtorch.ir.limits import Limits
-
-# Rows of one dim that are computed together, and of all dims.
-_MOST, _MOST_OF_ALL = 4, 8
-# Invocations that should be left, and those that one row has at most.
-_INVOCATIONS, _OF_A_ROW = 1 << 16, 256
-# What of a point's work has to be shared; a load counts as so many operations.
-_SHARED, _LOAD = 0.2, 8
-# Operations of one invocation's turn.
-_MOST_NODES = 3000
 
 
-def coarsened(kernel: Kernel, limits: Limits) -> Kernel:
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """When rows are computed together."""
+
+    # How many of one dim, and of all dims.
+    most: int
+    most_of_all: int
+    # Invocations that should be left, and those that one row has at most.
+    invocations: int
+    of_a_row: int
+    # What of a point's work has to be shared; a load counts as so many operations.
+    shared: float
+    load: int
+    # Operations of one invocation's turn.
+    nodes: int
+
+
+CARD = Sharing(4, 8, 1 << 16, 256, 0.2, 8, 3000)
+# A processor's caches feed it: what counts is the work, of which a product's additions are shared by none.
+THREADS = Sharing(8, 8, 1, 1, 0.34, 0, 3000)
+
+
+def coarsened(kernel: Kernel, sharing: Sharing, varying: bool = False) -> Kernel:
     """Return a kernel that computes several outer points at each of its own, or the kernel itself."""
-    if not limits.is_gpu or limits.varying or not _is_plain(kernel):
+    if varying or not kernel.reduces or not _is_plain(kernel):
         return kernel
     rows = 1
-    while rows < _MOST_OF_ALL:
-        found = max(_choices(kernel, rows), default=(0.0, 0, 0))
+    while rows < sharing.most_of_all:
+        found = max(_choices(kernel, rows, sharing), default=(0.0, 0, 0))
         shared, dim, count = found
-        if shared < _SHARED:
+        if shared < sharing.shared:
             break
         kernel, rows = _together(kernel, dim, count), rows * count
     return kernel
@@ -46,7 +58,7 @@ def _is_plain(kernel: Kernel) -> bool:
     return not any(n.op == "reduced" for r in kernel.reduces for n in ex.walk(r.value))
 
 
-def _choices(kernel: Kernel, rows: int) -> Iterator[tuple[float, int, int]]:
+def _choices(kernel: Kernel, rows: int, sharing: Sharing) -> Iterator[tuple[float, int, int]]:
     """Yield what part of the work rows share, the dim along which they follow each other, and their count."""
     rank = len(kernel.outer)
     depends: dict[Expr, frozenset[int]] = {}
@@ -55,17 +67,17 @@ def _choices(kernel: Kernel, rows: int) -> Iterator[tuple[float, int, int]]:
         dims = frozenset([node.value[0]]) if node.op == "index" else frozenset[int]()
         depends[node] = dims.union(*[depends[a] for a in node.args])
         if node.args and any(d >= rank for d in depends[node]):
-            works.append((_LOAD if node.op == "load" else 1, depends[node]))
+            works.append((sharing.load if node.op == "load" else 1, depends[node]))
     # A sum of what is the same at all points reads nothing.
     total = sum(w for w, _ in works) or 1
-    invocations = kernel.outer_count * min(kernel.inner_count, _OF_A_ROW)
+    invocations = kernel.outer_count * min(kernel.inner_count, sharing.of_a_row)
     for dim, size in enumerate(kernel.outer):
         same = sum(w for w, dims in works if dim not in dims)
-        for count in range(2, min(_MOST, _MOST_OF_ALL // rows) + 1):
+        for count in range(2, min(sharing.most, sharing.most_of_all // rows) + 1):
             if (
                 size % count
-                or invocations < count * _INVOCATIONS
-                or len(works) * count > _MOST_NODES
+                or invocations < count * sharing.invocations
+                or len(works) * count > sharing.nodes
             ):
                 continue
             yield same / total * (1 - 1 / count), dim, count

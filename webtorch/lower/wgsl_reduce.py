@@ -29,7 +29,7 @@ from webtorch.ir.kernel import (
 from webtorch.ir.limits import Limits
 from webtorch.lower import prelude
 from webtorch.lower.affine import affine
-from webtorch.lower.coarsening import coarsened
+from webtorch.lower.coarsening import CARD, coarsened
 from webtorch.lower.sizes import size_class
 from webtorch.lower.wgsl_shader import Draft, WgslPass, beside, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import TWO_WORDS, combine, convert, identity, wgsl_type, wrap
@@ -619,7 +619,8 @@ def _writer_of(kernel: Kernel, limits: Limits, points: int) -> KernelWriter:
 
 def render_reduction(kernel: Kernel, limits: Limits) -> list[WgslPass]:
     """Return the shaders of a kernel with reductions: one, or two where the sums are split."""
-    kernel = coarsened(kernel, limits)
+    if limits.is_gpu:
+        kernel = coarsened(kernel, CARD, limits.varying)
     writer = _writer_of(kernel, limits, kernel.outer_count * kernel.inner_count)
     geometry = choose_geometry(writer)
     if geometry.split > 1:

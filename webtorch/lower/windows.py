@@ -5,6 +5,9 @@ One rule serves all kernels: what a kernel reads and writes of a buffer is an in
 its loops. Where that is more than a binding, an outer loop is halved until it fits; where that gains nothing, the loop
 of a reduction is (each part combines its result with that of those before); and where a position is data, the kernel
 runs once for each window of the buffer, for the positions that lie in it. What is left is refused before anything runs.
+
+Memory larger than one buffer is a row of buffers (`Limits.row_step`), so no window reaches over an edge between two:
+loops are cut before the row that does and behind it, and that row is cut by its other loops.
 """
 
 from __future__ import annotations
@@ -128,7 +131,7 @@ class Windows:
 
     def __init__(self, program: Program, limits: Limits) -> None:
         self.limits = limits
-        self.most = limits.max_binding_bytes // ALIGN * ALIGN
+        self.most = min(limits.max_binding_bytes // ALIGN * ALIGN, limits.row_step)
         self.old = program
         self.buffers: list[BufferDecl] = list(program.buffers)
         self.routines: list[Routine] = []
@@ -213,8 +216,9 @@ class Windows:
     ) -> tuple[int, int]:
         """Return the first and the last element that a position can be."""
         low, high = bounds(position, memo)
-        low, high = max(low, 0), min(high, slot.elements - 1)
-        return (int(low), int(high)) if low <= high else (0, slot.elements - 1)
+        last = max(slot.elements - 1, 0)
+        # (Where all of it lies outside, a mask keeps the kernel from reading it.)
+        return int(min(max(low, 0), last)), int(min(max(high, 0), last))
 
     def _window(self, slot: BufferSlot, low: int, high: int) -> tuple[int, int]:
         """Return where the window with these elements begins, and how many it has."""
@@ -225,7 +229,18 @@ class Windows:
         return low, min(-(-(high + 1 - low) // per) * per, slot.elements - low)
 
     def _is_wide(self, slot: BufferSlot, low: int, high: int) -> bool:
-        return not self.fits(slot.dtype, self._window(slot, low, high)[1])
+        return self.crosses(slot.dtype, low, high) or not self.fits(
+            slot.dtype, self._window(slot, low, high)[1]
+        )
+
+    def up_to_edge(self, dtype: DType, first: int) -> int:
+        """Return how many elements from one on lie in the same buffer of a row."""
+        step = self.limits.row_step // device_bytes(dtype, 1)
+        return step - first % step
+
+    def crosses(self, dtype: DType, low: int, high: int) -> bool:
+        """Whether the first and the last of these elements may lie in two buffers of a row."""
+        return high - low >= self.up_to_edge(dtype, low)
 
     def _too_wide(self, k: Kernel) -> list[Access]:
         memo: dict[Expr, Range] = {}
@@ -268,6 +283,14 @@ class Windows:
         """Yield the parts of a loop: as few as make what it reaches fit, or what it alone can do."""
         size = (*k.outer, *k.inner)[dim]
         chunk, spans = size, self._spans(k, wide, None)
+        memo: dict[Expr, Range] = {}
+        reach = [(k.buffers[s], *self.interval(k.buffers[s], p, memo)) for s, p in wide]
+        if all(self.fits(s.dtype, self._window(s, a, b)[1]) for s, a, b in reach):
+            # They only reach over an edge.
+            cut = self._before_edge(k, wide, dim, 0, size)
+            if cut < size:
+                yield from self._up_to_edges(k, wide, dim, size)
+                return
         while chunk > 1:
             half = -(-chunk // 2)
             # Equal parts of one alignment are one kernel.
@@ -277,13 +300,50 @@ class Windows:
             if chunk < size and (spans - narrower) * _GAIN < spans:
                 break
             chunk, spans = half, narrower
-            memo: dict[Expr, Range] = {ex.index(dim, size): (0, chunk - 1)}
+            memo = {ex.index(dim, size): (0, chunk - 1)}
             reach = [(k.buffers[s], *self.interval(k.buffers[s], p, memo)) for s, p in wide]
             # (With room for windows that begin before what is read.)
             if all(self.fits(s.dtype, b - a + 1 + aligned_elements(s.dtype)) for s, a, b in reach):
                 break
-        for first in range(0, size, chunk):
-            yield first, min(chunk, size - first)
+        yield from self._up_to_edges(k, wide, dim, chunk)
+
+    def _up_to_edges(
+        self, k: Kernel, wide: list[Access], dim: int, most: int
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the parts of a loop, of at most so many rows, cut where they would reach over an edge."""
+        size, first = (*k.outer, *k.inner)[dim], 0
+        while first < size:
+            count = self._before_edge(k, wide, dim, first, min(most, size - first))
+            yield first, count
+            first += count
+
+    def _before_edge(self, k: Kernel, wide: list[Access], dim: int, first: int, count: int) -> int:
+        """Return how many rows of a loop come before one that reaches over an edge, 1 if it is the first.
+
+        Where all rows of an access do, another loop must be cut.
+        """
+        point = ex.index(dim, (*k.outer, *k.inner)[dim])
+
+        def crosses(access: Access, at: int, rows: int = 1) -> bool:
+            slot = k.buffers[access[0]]
+            reach = self.interval(slot, access[1], {point: (at, at + rows - 1)})
+            return self.crosses(slot.dtype, *reach)
+
+        here = [a for a in wide if crosses(a, first, count)]
+        if not here or count == 1:
+            return count
+        over = [a for a in here if crosses(a, first)]
+        if any(not crosses(a, first + 1) for a in over):
+            return 1
+        here = [a for a in here if a not in over]
+        low, high = 1, count
+        while low < high:
+            middle = (low + high + 1) // 2
+            if any(crosses(a, first, middle) for a in here):
+                high = middle - 1
+            else:
+                low = middle
+        return low
 
     # -- one kernel, ready
 
@@ -486,8 +546,11 @@ class Windows:
         """Yield the windows of a whole buffer: the first element and how many."""
         unit = aligned_elements(slot.dtype)
         count = self.most // device_bytes(slot.dtype, 1) // unit * unit
-        for low in range(0, slot.elements, count):
-            yield low, min(count, slot.elements - low)
+        low = 0
+        while low < slot.elements:
+            size = min(count, self.up_to_edge(slot.dtype, low), slot.elements - low)
+            yield low, size
+            low += size
 
     def _at_window(
         self, w: Work, slot: int, low: int, count: int, stores: tuple[Store, ...]

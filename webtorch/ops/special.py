@@ -257,8 +257,10 @@ def _trigamma_formula(x: Expr) -> Expr:
     inverse = 1 / y
     square = inverse * inverse
     value = inverse + square * 0.5 + _horner(_TRIGAMMA, square) * square * inverse + lower
-    sine = ex.sin((x - ex.round_(x)) * math.pi)
-    # A&S 6.4.7, the reflection.
+    # A&S 6.4.7, the reflection. At negative integers the result is large and no more: as PyTorch's, which multiplies by
+    # a rounded pi everywhere.
+    near = ex.round_(x)
+    sine = ex.sin(ex.where(ex.eq(x, near), x, x - near) * math.pi)
     return ex.where(left, math.pi**2 / (sine * sine) - value, value)
 
 

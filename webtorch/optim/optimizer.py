@@ -258,11 +258,15 @@ class _Last:
     """What an optimizer's step may write, as it is before the step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self.states = states = optimizer.state
+        self.states = optimizer.state
+        states: list[tuple[Any, object]] = list(optimizer.state.items())
         # No dict: that would compute the hash of each parameter.
-        self.state = [(param, dict(state)) for param, state in states.items()]
+        self.state = [(param, dict(state)) for param, state in states if isinstance(state, dict)]
+        # What a class of the user's keeps beside the states of parameters: `state["k"] = tensor`.
+        self.others: dict[Any, Any] = {k: x for k, x in states if not isinstance(x, dict)}
         written = [p for group in optimizer.param_groups for p in group["params"]]
-        written += [t for _, state in self.state for t in state.values() if isinstance(t, Tensor)]
+        kept = chain(self.others.values(), *(state.values() for _, state in self.state))
+        written += [t for t in kept if isinstance(t, Tensor)]
         self.values = [
             (t._counter, t._counter.version, s, s.node, s.version)
             for t in written
@@ -275,9 +279,10 @@ class _Last:
             counter.version = count
             if storage.node is not node or storage.version != version:
                 storage.take_back(node, version)
-        known = {id(param) for param, _ in self.state}
+        known = {id(param) for param, _ in self.state} | {id(key) for key in self.others}
         for param in [p for p in self.states if id(p) not in known]:
             del self.states[param]
+        self.states.update(self.others)
         for param, state in self.state:
             now = self.states[param]
             if now.keys() != state.keys() or not all(map(is_, now.values(), state.values())):

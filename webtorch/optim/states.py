@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from itertools import chain
-from operator import methodcaller
 from typing import Any
 
 StateDict = dict[str, Any]
 # All keys and values, while they are what they were.
 Cell = list[tuple[object, ...] | None]
-
-_VALUES = methodcaller("values")
 
 
 def _telling(cls: type[dict[Any, Any]], name: str) -> Callable[..., object]:
@@ -100,13 +97,16 @@ class States(defaultdict[Any, StateDict]):
         return found
 
 
-def values_of(states: Mapping[Any, Mapping[str, object]]) -> tuple[object, ...]:
-    """Return the keys of states, and what these hold, in order: the same tuple while nothing has changed."""
+def values_of(states: Mapping[Any, object]) -> tuple[object, ...]:
+    """Return the keys of states, and what these hold, in order: the same tuple while nothing has changed. What a class
+    of the user's or a hook keeps beside parameters' may be anything.
+    """
     cell: Cell = states.cell if isinstance(states, States) else [None]
     found = cell[0]
     if found is None:
         # A look at the state of each would compute its hash.
-        found = (*states, *chain.from_iterable(map(_VALUES, states.values())))
+        each = (s.values() if isinstance(s, dict) else (s,) for s in states.values())
+        found = (*states, *chain.from_iterable(each))
         if all(type(s) is State and s.cell is cell for s in states.values()):
             cell[0] = found
     return found

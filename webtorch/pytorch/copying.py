@@ -5,7 +5,6 @@ Small types travel as they are. Who reads a value waits for the device.
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,7 +47,6 @@ from webtorch.pytorch.device import (
 )
 from webtorch.pytorch.known import Kinds, Plan
 from webtorch.runtime.arrivals import Arrival
-from webtorch.runtime.backend import Buffer
 from webtorch.runtime.staging import in_huge_pages
 from webtorch.tensors.creation import from_contents
 from webtorch.tensors.storage import Storage
@@ -102,37 +100,6 @@ def download(x: torch.Tensor) -> torch.Tensor:
         values = values._pairs() if values.dtype.is_complex else values
         values._contents(host_bytes(out))
     return out
-
-
-def computed(x: torch.Tensor) -> Buffer:
-    """Submit what a dense tensor on the device waits for; return memory that holds its elements, row-major, and that
-    nothing overwrites while it is held.
-    """
-    values = wrap(x.resolve_conj().resolve_neg())
-    return (values._pairs() if values.dtype.is_complex else values)._in_memory()
-
-
-def compute_first(x: torch.Tensor) -> None:
-    """Submit what a tensor on the device waits for; what waits for other processes stays pending, if this does not."""
-    storage = wrap(x)._storage
-    if storage.node.kind != "buffer":
-        storage.runtime.realize(storage)
-
-
-def begin_download(buffer: Buffer, out: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Begin to read what `computed` returned into a tensor on the host, and return what waits for that: a function for
-    any thread. What is recorded from now on delays it no more.
-    """
-    coming = runtime().backend.download_async(buffer, into=host_bytes(out))
-
-    async def arrive() -> None:
-        await coming
-
-    def wait() -> torch.Tensor:
-        asyncio.run(arrive())
-        return out
-
-    return wait
 
 
 def _is_raw(x: torch.Tensor) -> bool:
@@ -271,19 +238,11 @@ def can_expect(x: torch.Tensor) -> bool:
     return plain and known and x.numel() > 0
 
 
-def come(dst: torch.Tensor, buffer: Buffer) -> None:
-    """Overwrite a tensor on the device with memory of the device that holds its elements, from any thread."""
-    node = Node.in_memory(tuple(dst.shape), TO_WEBTORCH[dst.dtype], buffer)
-    store(dst, Tensor._from_node(node, runtime()), fresh=True)
-    torch.autograd.graph.increment_version(dst)
-
-
-def overwrite(dst: torch.Tensor, src: torch.Tensor) -> None:
-    """Overwrite a tensor on the device with one of its shape and type on the host, from any thread: what others have
-    recorded is left as it is.
+def overwrite(dst: torch.Tensor, values: Tensor) -> None:
+    """Overwrite a tensor on the device with one of its shape and type, from any thread: what others have recorded is
+    left as it is.
     """
-    if dst.numel():
-        _put(dst, src)
+    store(dst, values, fresh=True)
     torch.autograd.graph.increment_version(dst)
 
 

@@ -200,7 +200,7 @@ class Runtime:
         # What other processes send, and nothing has read yet.
         self.arriving: list[Arrival] = []
         # Values whose memory NumPy arrays see too.
-        self.lent: list[weakref.ref[Node]] = []
+        self.lent: dict[int, weakref.ref[Node]] = {}
         self.debug = debug_level()
         # How the backend computes the one value that is wanted, by itself; what does, once one has been computed.
         self.singles = backend.singles
@@ -329,7 +329,8 @@ class Runtime:
     def lend(self, node: Node, seen: Callable[[], object]) -> None:
         """Note that NumPy arrays see the memory of `node`, for as long as `seen()` says so."""
         node.host = seen
-        self.lent.append(weakref.ref(node))
+        number, lent = id(node), self.lent
+        lent[number] = weakref.ref(node, lambda _: lent.pop(number, None))
 
     def realize(self, wanted: Owner | None = None) -> None:
         """Compute everything that is pending on this device; where one value is `wanted` that does not stand on what
@@ -386,7 +387,9 @@ class Runtime:
                 if self.arriving and seen is None:
                     taken = self._that_can_be(taken)
                 if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
-                    self.lent = [r for r in self.lent if (n := r()) is not None and is_seen(n)]
+                    for number, r in list(self.lent.items()):
+                        if (n := r()) is None or not is_seen(n):
+                            self.lent.pop(number, None)
                 if taken:
                     self._compute(taken, few, seen)
             finally:

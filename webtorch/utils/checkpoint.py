@@ -338,11 +338,15 @@ CheckpointFunction = _Reentrant
 class _Again(Part):
     """The second computation of a part, which keeps what backward still asks for."""
 
-    def __init__(self, frame: _Frame, given: dict[int, Tensor]) -> None:
+    def __init__(self, frame: _Frame, given: Iterable[tuple[object, object]]) -> None:
         self.frame = frame
-        # By the id of a tensor that the part is given now: the one that it was given before, where that is no leaf of
-        # the graph.
-        self.given = given
+        # By the id of a tensor that the part is given now: that tensor, as another may have its number once it is gone,
+        # and the one that the part was given before, where that is no leaf of the graph.
+        self.given = {
+            id(now): (weakref.ref(now), before)
+            for now, before in given
+            if isinstance(now, Tensor) and isinstance(before, Tensor) and not before.requires_grad
+        }
         self.values: dict[int, Tensor] = {}
         self.looks: list[tuple[object, ...]] = []
 
@@ -368,8 +372,8 @@ class _Again(Part):
 
     def _value(self, tensor: Tensor) -> Tensor:
         """Return what backward is given of a saved tensor: what the part was given as it is."""
-        given = self.given.get(id(tensor))
-        return tensor.detach() if given is None else given
+        found = self.given.get(id(tensor))
+        return found[1] if found is not None and found[0]() is tensor else tensor.detach()
 
 
 class _Frame(Part):
@@ -449,7 +453,7 @@ class _Frame(Part):
         before = [*self.args, *self.kwargs.values()]
         now = _fresh(before)
         args, kwargs = now[: len(self.args)], now[len(self.args) :]
-        again = _Again(self, {id(b): a for a, b in zip(before, now, strict=True) if _is_plain(a)})
+        again = _Again(self, zip(now, before, strict=True))
         with (
             enable_grad(),
             _drawn_again(self.random),
@@ -506,10 +510,6 @@ def _fresh(args: Sequence[Any]) -> list[object]:
         if isinstance(new, Tensor) and new is not old and old.requires_grad:
             new.requires_grad_()
     return fresh
-
-
-def _is_plain(value: object) -> bool:
-    return isinstance(value, Tensor) and not value.requires_grad
 
 
 def _look(tensor: Tensor) -> tuple[object, ...]:

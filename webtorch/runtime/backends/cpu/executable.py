@@ -31,6 +31,7 @@ from webtorch.ir.kernel import (
     Sort,
 )
 from webtorch.ir.program import Copy, Dispatch, Program
+from webtorch.lower.coarsening import THREADS, coarsened
 from webtorch.lower.layout import lay_out_memory
 from webtorch.lower.loopnest import split as split_reduction
 from webtorch.lower.loopnest import tile
@@ -137,7 +138,8 @@ class KernelRunner(Runner):
     compiles = True
 
     def __init__(self, kernel: Kernel, varying: bool = False) -> None:
-        self.routine = self.kernel = kernel
+        self.routine = kernel
+        self.kernel = kernel = coarsened(kernel, THREADS, varying)
         self.varying = varying
         self.family: Family | None = None
         self.head = ""

@@ -185,11 +185,12 @@ class Engine {
 
   // -- replay: the segments of a plan, then one call for all of it
 
-  /** Rows of five words (pipeline or 0, group, grid) and copies of three (source, target, bytes), as text. */
+  /** Rows of five words (pipeline or 0, group, grid) and copies of five (buffer and first byte of
+   * source and target, bytes), as text. */
   plan(text) {
     const segments = JSON.parse(text).map(([rows, copies]) => ({
       rows: rows.map(([pipeline, group, ...grid]) => [this.things[pipeline], this.things[group], ...grid]),
-      copies: copies.map(([source, target, size]) => [this.things[source], this.things[target], size]),
+      copies: copies.map(([source, at, target, to, size]) => [this.things[source], at, this.things[target], to, size]),
     }));
     return this.keep(segments);
   }
@@ -206,7 +207,7 @@ class Engine {
         }
         pass.end();
       }
-      for (const [source, target, size] of copies) encoder.copyBufferToBuffer(source, 0, target, 0, size);
+      for (const copy of copies) encoder.copyBufferToBuffer(...copy);
     }
     this.queue.submit([encoder.finish()]);
   }

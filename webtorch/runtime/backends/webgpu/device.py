@@ -35,6 +35,7 @@ from webtorch.ir.kernel import Convolution, Matmul, Routine
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
 from webtorch.lower.in_parts import within_bindings
+from webtorch.lower.layout import host_bytes
 from webtorch.lower.templates.tuning import family_of
 from webtorch.lower.widening import Widths, least_wide
 from webtorch.runtime.backend import Buffer, webgpu_bounds
@@ -51,7 +52,7 @@ from webtorch.runtime.backends.webgpu.binding import Adapter, Device
 from webtorch.runtime.backends.webgpu.encoding import Encoding
 from webtorch.runtime.backends.webgpu.executable import ExecutableSet, Trash, WebGPUExecutable
 from webtorch.runtime.backends.webgpu.loop import MachineLoop, machine_loop
-from webtorch.runtime.backends.webgpu.memory import DeviceBuffer, HostBlock, Pool
+from webtorch.runtime.backends.webgpu.memory import Block, DeviceBuffer, HostBlock, Pool
 from webtorch.runtime.backends.webgpu.native import (
     HOST_MEMORY,
     Pointer,
@@ -70,6 +71,7 @@ from webtorch.runtime.backends.webgpu.transfer import (
     Bytes,
     copy_large,
     from_device,
+    new_memory,
     to_device,
 )
 from webtorch.runtime.churn import Churn
@@ -120,6 +122,7 @@ class _Read:
         "elements",
         "into",
         "nbytes",
+        "parts",
         "problem",
         "staging",
         "ticket",
@@ -133,6 +136,8 @@ class _Read:
         self.elements = elements
         self.nbytes = nbytes
         self.checked: list[WebGPUExecutable] = []
+        # The same as several, where it is more than one staging buffer can be.
+        self.parts: list[_Read] = []
         self.staging: Pointer = None
         self.capacity = 0
         self.ticket: Ticket | None = None
@@ -172,7 +177,8 @@ class WebGPUBackend:
         self.trash: Trash = deque()
         self.pool = Pool(
             self.native,
-            device.limits["max-buffer-size"],
+            self.limits.max_buffer_bytes,
+            self.limits.row_step,
             self._forget_memory,
             self.error,
         )
@@ -195,7 +201,7 @@ class WebGPUBackend:
         self._tunes = tuner.tuning_mode() == "on"
         if tuner.tuning_mode() != "off":
             self.tuned.update(tuner.load(self))
-        self.staging = Staging(self.native, device.limits["max-buffer-size"])
+        self.staging = Staging(self.native, self.limits.max_buffer_bytes)
         self._unflushed = 0
         self._marks: deque[object] = deque()
         # Reads that were asked for asynchronously and not submitted yet, see `settle`.
@@ -406,21 +412,29 @@ class WebGPUBackend:
             buffer.held = held
             if len(found) < LARGE or not self.native.maps_writes:
                 if elements:
-                    self.write(buffer.block.pointer, found)
+                    self._write_parts(buffer.block, found)
                 return buffer
-        if not self._write_mapped(buffer.block.pointer, memoryview(found)):
+        if not self._write_mapped(buffer.block, memoryview(found)):
             with self.lock:
-                self.write(buffer.block.pointer, found)
+                self._write_parts(buffer.block, found)
         return buffer
 
-    def _write_mapped(self, pointer: Pointer, data: memoryview) -> bool:
-        """Write to the start of a native buffer through mapped memory, which is filled while others use the device.
+    def _write_parts(self, block: Block, data: Bytes) -> None:
+        """Queue a write to the start of a block. Needs the lock."""
+        if not block.row:
+            self.write(block.pointer, data)
+            return
+        for pointer, _, first, count in block.parts(len(data), len(data)):
+            self.write(pointer, memoryview(data)[first : first + count])
+
+    def _write_mapped(self, block: Block, data: memoryview) -> bool:
+        """Write to the start of a block through mapped memory, which is filled while others use the device.
 
         False where there is no such memory.
         """
         native = self.native
-        for start in range(0, len(data), _WRITE_PIECE):
-            piece = data[start : start + _WRITE_PIECE]
+        for pointer, start, first, count in block.parts(len(data), _WRITE_PIECE):
+            piece = data[first : first + count]
             whole = (len(piece) + 3) & ~3
             capacity = self.staging.capacity(whole)
             with self.lock:
@@ -531,14 +545,15 @@ class WebGPUBackend:
         return PendingRead(self._threads.submit(self._read_in_thread, read))
 
     async def _arrive(self, read: _Read) -> Bytes:
-        if read.ticket is not None:
-            native: Any = self.native
-            await native.arrival(read.ticket)
+        native: Any = self.native
+        for part in read.parts or (read,):
+            if part.ticket is not None:
+                await native.arrival(part.ticket)
         return self._finish(read)
 
     def _read_in_thread(self, read: _Read) -> Bytes:
         with self.lock:
-            if read.ticket is None and read.problem is None:
+            if read.ticket is None and not read.parts and read.problem is None:
                 self.settle()
         if read.problem is not None:
             raise read.problem
@@ -551,9 +566,25 @@ class WebGPUBackend:
 
     def _start(self, buffer: DeviceBuffer | None, read: _Read) -> None:
         """Submit the copy of a read into staging memory, with the status words of the programs that may have failed."""
-        native = self.native
         self.encoding.send()
         read.checked = list(self.checks)
+        if buffer is None:
+            self._copy_out(read)
+        elif read.nbytes + 8 * (len(read.checked) + 1) <= self.limits.row_step:
+            self._copy_out(read, buffer.block.pointer)
+        else:
+            words = _Read(uint32, 0, 0)
+            words.checked, read.checked = read.checked, []
+            read.parts.append(words)
+            self._copy_out(words)
+            for pointer, at, _, count in buffer.block.parts(read.nbytes, self.limits.row_step):
+                elements = count * read.elements // read.nbytes
+                read.parts.append(_Read(read.dtype, elements, count))
+                self._copy_out(read.parts[-1], pointer, at)
+
+    def _copy_out(self, read: _Read, source: Pointer = None, at: int = 0) -> None:
+        """Submit the copy of a read that goes into one staging buffer, from byte `at` of a native buffer on."""
+        native = self.native
         data = (read.nbytes + 7) & ~7
         total = data + 8 * len(read.checked)
         if total == 0:
@@ -563,10 +594,8 @@ class WebGPUBackend:
         native.capture()
         try:
             encoder = native.create_encoder()
-            if buffer is not None and read.nbytes:
-                native.copy(
-                    encoder, buffer.block.pointer, 0, read.staging, 0, (read.nbytes + 3) & ~3
-                )
+            if read.nbytes:
+                native.copy(encoder, source, at, read.staging, 0, (read.nbytes + 3) & ~3)
             for number, executable in enumerate(read.checked):
                 assert executable.status is not None
                 words = executable.status.block.pointer
@@ -587,6 +616,8 @@ class WebGPUBackend:
 
     def _finish(self, read: _Read) -> Bytes:
         """Wait for a read; give its bytes, or raise what the device reported."""
+        if read.parts:
+            return self._finish_parts(read)
         if read.ticket is None:
             return b""
         native = self.native
@@ -610,6 +641,25 @@ class WebGPUBackend:
             if site:
                 raise _check_error(executable.program, site - 1, value)
         return found
+
+    def _finish_parts(self, read: _Read) -> Bytes:
+        """Do the same for a read in parts: all are waited for, whatever the first ones report."""
+        whole = read.into
+        if whole is None:
+            whole = new_memory(host_bytes(read.dtype, read.elements))
+        problem: Exception | None = None
+        at = 0
+        for part in read.parts:
+            count = host_bytes(part.dtype, part.elements)
+            part.into = whole[at : at + count]
+            at += count
+            try:
+                self._finish(part)
+            except Exception as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+        return whole
 
     def _take_staging(self, capacity: int) -> Pointer:
         made = self.staging.take(capacity)
@@ -770,6 +820,7 @@ def _limits(limits: dict[str, int], adapter: AdapterInfo, features: frozenset[st
     found = Limits(
         max_binding_bytes=min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"])
         & -16,
+        max_buffer_bytes=limits["max-buffer-size"],
         max_buffers_per_kernel=min(limits["max-storage-buffers-per-shader-stage"], 32)
         - _RESERVED_BINDINGS,
         max_workgroup_invocations=limits["max-compute-invocations-per-workgroup"],

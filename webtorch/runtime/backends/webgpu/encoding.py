@@ -13,8 +13,8 @@ from webtorch.runtime.backends.webgpu.native import Native, Pointer
 if TYPE_CHECKING:
     from webtorch.runtime.backends.webgpu.device import WebGPUBackend
 
-# Copies as (source, target, bytes).
-CopyRow = tuple[Pointer, Pointer, int]
+# Copies as (source, its first byte, target, its first byte, bytes).
+CopyRow = tuple[Pointer, int, Pointer, int, int]
 # What is encoded together is submitted from so many dispatches on, so that the device begins.
 _MOST_ROWS = 256
 # A program begins with so many dispatches, which compute while the next ones are encoded.
@@ -93,8 +93,8 @@ class Encoding:
                     self._rows += len(rows)
                 if copies:
                     self._end_pass()
-                    for source, target, nbytes in copies:
-                        native.copy(self._encoder, source, 0, target, 0, nbytes)
+                    for row in copies:
+                        native.copy(self._encoder, *row)
             self._waiting.append(program)
             commands = None
             if not self._open or self._rows >= _MOST_ROWS:

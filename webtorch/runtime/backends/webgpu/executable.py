@@ -25,7 +25,7 @@ from webtorch.lower.widening import Needs, Widths, held_by, widen
 from webtorch.runtime.backend import Buffer
 from webtorch.runtime.backends.webgpu.encoding import FIRST_ROWS, CopyRow, encode_pass
 from webtorch.runtime.backends.webgpu.loop import Row
-from webtorch.runtime.backends.webgpu.memory import Block, DeviceBuffer
+from webtorch.runtime.backends.webgpu.memory import Block, DeviceBuffer, moves
 from webtorch.runtime.backends.webgpu.native import COPY_DST, UNIFORM, Pointer
 from webtorch.runtime.backends.webgpu.pipeline import Pipeline
 from webtorch.runtime.backends.webgpu.timestamps import run_timed
@@ -355,8 +355,9 @@ class WebGPUExecutable:
         try:
             for step in self._steps:
                 if isinstance(step, Move):
-                    source, target = blocks[step.source], blocks[step.target]
-                    segments[-1][1].append((source.pointer, target.pointer, step.nbytes))
+                    segments[-1][1].extend(
+                        moves(blocks[step.source], blocks[step.target], step.nbytes)
+                    )
                     continue
                 if segments[-1][1] or len(segments[-1][0]) == most:
                     # A new pass, in which no pipeline is set yet: after copies, and where the device may begin.
@@ -410,7 +411,7 @@ class WebGPUExecutable:
         if found is not None:
             step.groups.move_to_end(used)
             return found
-        bindings = [(blocks[p].pointer, first, nbytes) for p, nbytes, first in place.memory]
+        bindings = [(*blocks[p].at(first, nbytes), nbytes) for p, nbytes, first in place.memory]
         if place.uniform is not None:
             assert self._uniform is not None
             bindings.append((self._uniform.pointer, *place.uniform))

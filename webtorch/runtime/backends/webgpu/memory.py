@@ -1,10 +1,10 @@
 """Pooled device memory. Imports floor 0, the errors and this package's `native`.
 
-A `Block` is one native buffer; it never dies while a program could use it: dropping the last
-`DeviceBuffer` puts it back into the pool, and reuse is safe at once because the queue runs work in
-the order of submission. Blocks are given back to the system only by `release_unused`, and then by
-dropping the reference, never with `buffer.destroy()`: the library keeps what running work needs,
-and aborts the process when submitted work names a destroyed buffer.
+A `Block` is one native buffer, or a row of them where it is larger than one can be; it never dies
+while a program could use it: dropping the last `DeviceBuffer` puts it back into the pool, and reuse is
+safe at once because the queue runs work in the order of submission. Blocks are given back to the system
+only by `release_unused`, and then by dropping the reference, never with `buffer.destroy()`: the library
+keeps what running work needs, and aborts the process when submitted work names a destroyed buffer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import gc
 import heapq
 import os
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from webtorch.errors import OutOfMemoryError
 from webtorch.ir.dtype import DType, int64, wide_int64
@@ -37,7 +37,9 @@ def size_class(nbytes: int, largest: int) -> int:
     if nbytes <= _SMALLEST:
         return _SMALLEST
     step = max(_SMALLEST, 1 << (nbytes.bit_length() - 4))
-    return min(-(-nbytes // step) * step, max(largest & -ALIGN, nbytes))
+    rounded = -(-nbytes // step) * step
+    largest &= -ALIGN
+    return min(rounded, largest) if nbytes <= largest else rounded
 
 
 # Blocks that are remembered for one purpose: a result may still be held while the next is computed.
@@ -45,19 +47,64 @@ _PREFERRED = 3
 
 
 class Block:
-    """One native buffer of the pool. `nbytes`, `dtype`, `elements` and `label` describe the present user."""
+    """One native buffer of the pool, or a row of buffers of `step` bytes (the last may have fewer).
 
-    __slots__ = ("capacity", "dtype", "elements", "in_use", "label", "nbytes", "number", "pointer")
+    `nbytes`, `dtype`, `elements` and `label` describe the present user.
+    """
 
-    def __init__(self, number: int, pointer: Pointer, capacity: int) -> None:
+    __slots__ = (
+        "capacity", "dtype", "elements", "in_use", "label", "nbytes", "number", "pointer", "row", "step",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        number: int,
+        pointer: Pointer,
+        capacity: int,
+        row: tuple[Pointer, ...] = (),
+        step: int = 0,
+    ) -> None:
         self.number = number
+        # The first one.
         self.pointer = pointer
         self.capacity = capacity
+        # All of them, where there are several.
+        self.row = row
+        self.step = step
         self.nbytes = 0
         self.in_use = False
         self.dtype: DType | None = None
         self.elements = 0
         self.label = ""
+
+    def at(self, first: int, nbytes: int) -> tuple[Pointer, int]:
+        """Return the buffer with these bytes, and where they begin there. Raises OutOfMemoryError if it is not one."""
+        if not self.row:
+            return self.pointer, first
+        number, start = divmod(first, self.step)
+        if start + nbytes > self.step:
+            raise OutOfMemoryError(
+                f"bytes {first} to {first + nbytes} of a tensor lie in several buffers on this adapter "
+                f"(of {_size(self.step)}, {self.step} bytes), and this needs them in one; split the tensor, "
+                "or use device 'cpu'"
+            )
+        return self.row[number], start
+
+    def parts(self, nbytes: int, most: int) -> Iterator[tuple[Pointer, int, int, int]]:
+        """Yield its first bytes in parts of at most `most`: the buffer, where they begin there and in all, how many."""
+        if self.row:
+            most = min(most, self.step)
+        for first in range(0, nbytes, most):
+            count = min(most, nbytes - first)
+            yield *self.at(first, count), first, count
+
+
+def moves(
+    source: Block, target: Block, nbytes: int
+) -> Iterator[tuple[Pointer, int, Pointer, int, int]]:
+    """Yield the copies of the first bytes of one block to another: buffer and offset of both, and how many."""
+    for _, _, first, count in (source if source.row else target).parts(nbytes, nbytes):
+        yield *source.at(first, count), *target.at(first, count), count
 
 
 class DeviceBuffer:
@@ -162,11 +209,14 @@ class Pool:
         self,
         native: Native,
         max_buffer: int,
+        step: int,
         on_release: Callable[[], None],
         error: Callable[[Problem, str], Exception],
     ) -> None:
         self._native = native
+        # More than this is a row of buffers of `step` bytes.
         self._max_buffer = max_buffer
+        self._step = step
         self._on_release = on_release
         self._error = error
         # By capacity.
@@ -278,20 +328,13 @@ class Pool:
 
     def _grow(self, capacity: int, nbytes: int, dtype: DType | None, elements: int) -> Block:
         what = f"{dtype.name}[{elements}], " if dtype is not None else ""
-        if capacity > self._max_buffer:
-            most = self._max_buffer
-            raise OutOfMemoryError(
-                f"allocate: {what}{_size(nbytes)} ({nbytes} bytes), is more than one buffer can be "
-                f"on this adapter ({_size(most)}, {most} bytes); split the tensor, or use device 'cpu'"
-            )
-        usage = STORAGE | COPY_SRC | COPY_DST
         problem: Problem | None = None
         for make_room in (None, self.release_unused, self._release_garbage):
             if make_room is not None:
                 make_room()
             if self.limit is not None and self.reserved + capacity > self.limit:
                 continue
-            pointer, problem = self._native.create_buffer(capacity, usage)
+            row, problem = self._create(capacity)
             if problem is None:
                 break
         else:
@@ -301,9 +344,25 @@ class Pool:
                 what, nbytes, f"WEBTORCH_MEMORY_LIMIT is {_size(self.limit or 0)}"
             )
         number = self.number()
-        block = self._blocks[number] = Block(number, pointer, capacity)
+        made = row if len(row) > 1 else ()
+        block = self._blocks[number] = Block(number, row[0], capacity, made, self._step)
         self.reserved += capacity
         return block
+
+    def _create(self, capacity: int) -> tuple[tuple[Pointer, ...], Problem | None]:
+        """Create the buffers of a block, all or none."""
+        step = capacity if capacity <= self._max_buffer else self._step
+        row: list[Pointer] = []
+        for first in range(0, capacity, step):
+            pointer, problem = self._native.create_buffer(
+                min(step, capacity - first), STORAGE | COPY_SRC | COPY_DST
+            )
+            if problem is not None:
+                for made in row:
+                    self._native.release_buffer(made)
+                return (), problem
+            row.append(pointer)
+        return tuple(row), None
 
     def _failure(self, problem: Problem, what: str, nbytes: int) -> Exception:
         if not is_out_of_memory(problem):
@@ -334,7 +393,8 @@ class Pool:
             for block in free.blocks.values():
                 del self._blocks[block.number]
                 self.reserved -= block.capacity
-                self._native.release_buffer(block.pointer)
+                for pointer in block.row or (block.pointer,):
+                    self._native.release_buffer(pointer)
         self._free.clear()
 
     def _release_garbage(self) -> None:

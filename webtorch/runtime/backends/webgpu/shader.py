@@ -79,7 +79,8 @@ class UserShader:
                         # What it writes is not known.
                         value.held = None
                     # `arrayLength` is the tensor's, but for what does not fill a word.
-                    bound.append((value.block.pointer, 0, max(4, -(-value.nbytes // 4) * 4)))
+                    nbytes = max(4, -(-value.nbytes // 4) * 4)
+                    bound.append((*value.block.at(0, nbytes), nbytes))
             native.capture()
             try:
                 group = native.create_bind_group(pipeline.layout, bound)

@@ -102,8 +102,8 @@ def _stamped(device: WebGPUBackend, plan: _Plan) -> Callable[[], list[Pair]]:
                 native.dispatch(part, x, y, z)
                 native.end_pass(part)
                 native.release_pass(part)
-            for source, target, nbytes in copies:
-                native.copy(encoder, source, 0, target, 0, nbytes)
+            for row in copies:
+                native.copy(encoder, *row)
         for first in range(0, queries, _SET_SIZE):
             here = min(_SET_SIZE, queries - first)
             native.lib.wgpuCommandEncoderResolveQuerySet(
@@ -165,8 +165,8 @@ def _waited(device: WebGPUBackend, plan: _Plan) -> Callable[[], list[Pair]]:
         native.capture()
         try:
             encoder = native.create_encoder()
-            for source, target, nbytes in copies:
-                native.copy(encoder, source, 0, target, 0, nbytes)
+            for row in copies:
+                native.copy(encoder, *row)
             commands = native.finish(encoder)
         finally:
             problem = native.captured()

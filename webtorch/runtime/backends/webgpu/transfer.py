@@ -79,12 +79,12 @@ def from_device(data: Bytes, dtype: DType, elements: int, into: memoryview | Non
     if into is None:
         if len(data) < LARGE:
             return bytearray(data)
-        into = _new_memory(len(data))
+        into = new_memory(len(data))
     copy_large(into, memoryview(data)[: len(into)])
     return into
 
 
-def _new_memory(size: int) -> memoryview:
+def new_memory(size: int) -> memoryview:
     """Return memory that nothing has touched yet, where NumPy is there."""
     try:
         import numpy as np

@@ -1,0 +1,100 @@
+"""Our files in llama.cpp, and its files here: the same tokens. Skipped where llama-cpp-python is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import webtorch
+from webtorch.llm import Sampling, load, quantize_file
+
+llama_cpp: Any = pytest.importorskip(
+    "llama_cpp", reason="llama-cpp-python is not here: it is built from its source package"
+)
+GREEDY = Sampling(temperature=0.0)
+TEXT = "def heappush("
+STEPS = 64
+
+
+class Theirs:
+    """A file in llama.cpp, with keys and values of float32."""
+
+    def __init__(self, path: Path) -> None:
+        self.llama = llama_cpp.Llama(
+            str(path), n_ctx=128, n_threads=1, n_threads_batch=1, logits_all=True, type_k=0, type_v=0,
+            verbose=False,
+        )  # fmt: skip
+
+    def encode(self, text: str) -> list[int]:
+        found: list[int] = self.llama.tokenize(text.encode(), add_bos=False, special=True)
+        return found
+
+    def logits(self, tokens: list[int]) -> np.ndarray[Any, Any]:
+        """Return what follows each of some tokens."""
+        self.llama.reset()
+        self.llama.eval(tokens)
+        return np.array(self.llama.scores[: len(tokens)])
+
+    def follow(self, tokens: list[int], count: int) -> list[int]:
+        """Return the likeliest tokens after some."""
+        self.llama.reset()
+        made, given = list[int](), tokens
+        for _ in range(count):
+            self.llama.eval(given)
+            given = [int(self.llama.scores[self.llama.n_tokens - 1].argmax())]
+            made += given
+        return made
+
+
+def ours(path: Path, tokens: list[int], count: int) -> list[int]:
+    """Return the likeliest tokens after some, here; none of them ends the answer."""
+    batch = load(path, "cpu", compile=False, context=128).batch
+    return list(batch.generate(tokens, count, GREEDY))
+
+
+def test_llama_cpp_reads_our_file(trained: Path) -> None:
+    model, theirs = load(trained, "cpu", compile=False), Theirs(trained)
+    for text in (TEXT, "<|user|>heap it's 12  x<|end|>\n\n\tfor i in range(1000):"):
+        assert theirs.encode(text) == model.encode(text)
+    prompt = model.encode(TEXT)
+    assert theirs.follow(prompt, STEPS) == ours(trained, prompt, STEPS)
+
+
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_K_M"])
+def test_llama_cpp_reads_what_we_quantised(trained: Path, tmp_path: Path, format: str) -> None:
+    path = tmp_path / "packed.gguf"
+    quantize_file(trained, path, format)
+    theirs = Theirs(path)
+    tokens = theirs.encode(TEXT) + ours(path, theirs.encode(TEXT), STEPS)
+    check(theirs.logits(tokens), tokens, path)
+
+
+@pytest.mark.parametrize("kind", ["MOSTLY_Q8_0", "MOSTLY_Q4_K_M"])
+def test_we_read_what_llama_cpp_quantised(trained: Path, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "theirs.gguf"
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_{kind}")
+    options.nthread = 1
+    assert llama_cpp.llama_model_quantize(str(trained).encode(), str(path).encode(), options) == 0
+    theirs = Theirs(path)
+    prompt = theirs.encode(TEXT)
+    tokens = prompt + theirs.follow(prompt, STEPS)
+    check(theirs.logits(tokens), tokens, path)
+
+
+def check(theirs: np.ndarray[Any, Any], tokens: list[int], path: Path) -> None:
+    """Compare what follows each token: llama.cpp rounds what it multiplies packed weights by to 8 bits, so that the
+    likeliest token is another one where two are as likely.
+    """
+    model = load(path, "cpu", compile=False).model
+    with webtorch.no_grad():
+        found = model(webtorch.tensor([tokens]))[0].numpy()
+    spread = theirs.std()
+    assert np.abs(found - theirs).max() < 0.1 * spread
+    top = np.sort(theirs, -1)
+    sure = top[:, -1] - top[:, -2] > 0.05 * spread
+    assert sure.sum() > STEPS / 2
+    assert (found.argmax(-1) == theirs.argmax(-1))[sure].all()

@@ -1,0 +1,456 @@
+"""A call of a collective by one process: the way of its tensors to the others and back, of both faces. Floor 5.
+
+What a call reads is computed and read, or copied to where the others find it, when it is called. Threads of its group
+give Gloo the calls in their order and wait for them, while the caller goes on; what a call writes are values that
+arrive, and what reads these waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future as Pending
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from webtorch.distributed.engine import Foreign, engine
+from webtorch.distributed.shared import Exchange, Put, Recipe, Turn, halves, part_size
+from webtorch.ir.dtype import DType
+from webtorch.ir.graph import Node
+from webtorch.ir.view import Shape, numel
+from webtorch.runtime.arrivals import Arrival
+from webtorch.runtime.backend import Backend, Buffer
+from webtorch.runtime.realize import Runtime
+from webtorch.runtime.staging import HostMemory, in_huge_pages
+from webtorch.tensors.creation import from_contents
+from webtorch.tensors.tensor import Tensor
+
+# Types that Gloo adds up in another one: those of 16 bits would be rounded at each step.
+_SUMMED_AS = {"float16": "float32", "bfloat16": "float32", "bool": "uint8", "int16": "int32"}
+# Types that Gloo moves as they are.
+_MOVED = frozenset((
+    "float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64",
+))  # fmt: skip
+# A sum of this size is cut into parts, which travel side by side.
+_PART = 1 << 20
+_MOST_PARTS = 8
+# Messages that may be waited for at once: one may come only after others have been answered.
+_MOST_MESSAGES = 64
+# Seconds that ranks have to tell each other of a failure.
+_MOMENT = 0.5
+
+
+def _connected(store: Foreign, rank: int, size: int, timeout: Foreign, ways: int) -> Foreign:
+    """Return a group of Gloo's with so many connections to each other process."""
+    c10d, torch = engine().c10d, engine().torch
+    kind = c10d.ProcessGroupGloo
+    options = kind._Options()
+    options._timeout, options._threads = timeout, ways
+    options._devices = [kind.create_default_device() for _ in range(ways)]
+    gloo = kind(store, rank, size, options)
+    made = c10d.ProcessGroup(store, rank, size)
+    kind = c10d.ProcessGroup.BackendType.GLOO
+    made._set_default_backend(kind)
+    made._register_backend(torch.device("cpu"), kind, gloo)
+    return made
+
+
+def _host_memory(size: int) -> Foreign:
+    torch = engine().torch
+    return in_huge_pages(torch.empty((size,), dtype=torch.uint8, device="cpu"))
+
+
+class Lane:
+    """What a process group has for tensors on their way: a connection of their own, since what else the group sends
+    does not wait for them, and threads that keep the order of the calls: while one collective is written to the device,
+    the next is sent, and those after it are read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        rank: int,
+        store: Foreign,
+        timeout: Foreign,
+        backend: Callable[[], Backend],
+    ) -> None:
+        """`ranks`: of the group's processes among all; `backend`: of the device that reads shared memory."""
+        self.name, self.ranks, self.rank, self.size = name, ranks, rank, len(ranks)
+        self._store, self._timeout, self._backend = store, timeout, backend
+        self.memory = HostMemory(_host_memory)
+        self.collectives, self.results, self.ends = (
+            ThreadPoolExecutor(1, thread_name_prefix=f"webtorch-{kind}-{name}")
+            for kind in ("collectives", "results", "ends")
+        )
+        self.messages = ThreadPoolExecutor(
+            _MOST_MESSAGES, thread_name_prefix=f"webtorch-messages-{name}"
+        )
+        self._connection: Foreign = None
+        # Memory that the processes share, where they can; None before that is known. Sums of more than two are computed
+        # in two halves, each of which keeps the order of the calls.
+        self.shared: Exchange | None = None
+        self.second: Exchange | None = None
+        self.may_share = self.size > 1
+        self._failed = False
+
+    def connection(self) -> Foreign:
+        """Return the group for tensors, made at the first call: all ranks take part in that."""
+        if self._connection is None and self._store is not None:
+            # The same number on all ranks: each is a connection to every other.
+            ways = max(1, min(_MOST_PARTS, 128 // self.size))
+            self._connection = self._connect("", ways)
+        return self._connection
+
+    def _connect(self, prefix: str, ways: int) -> Foreign:
+        store = engine().c10d.PrefixStore(f"webgpu{prefix}", self._store)
+        return _connected(store, self.rank, self.size, self._timeout, ways)
+
+    def exchange(self, connection: Foreign) -> Exchange | None:
+        """Return the memory that all ranks share, if they can; at the first call all take part."""
+        if self.may_share and self.shared is None:
+            backend = self._backend()
+            self.shared = Exchange.open(connection, self.rank, self.size, backend)
+            self.may_share = self.shared is not None
+            if self.shared is not None and self.size > 2 and self._store is not None:
+                other = self._connect("/halves", 1)
+                self.second = Exchange.open(other, self.rank, self.size, backend)
+        return self.shared
+
+    def silent(self) -> str:
+        """Return in words which ranks do not say within a moment that a collective has failed for them too, once."""
+        store, missing = self._store, [rank for rank in range(self.size) if rank != self.rank]
+        if store is None or self._failed:
+            return ""
+        self._failed = True
+
+        def ask() -> None:
+            nonlocal missing
+            store.set(f"failed {self.rank}", "")
+            while missing:
+                missing = [rank for rank in missing if not store.check([f"failed {rank}"])]
+                time.sleep(_MOMENT / 10)
+
+        # A store whose process is gone does not answer.
+        thread = threading.Thread(target=_quietly, args=(ask,), daemon=True)
+        thread.start()
+        thread.join(_MOMENT)
+        if not missing:
+            return ""
+        named = ", ".join([str(self.ranks[rank]) for rank in missing])
+        return (
+            f"No word from rank {named}: it has ended, hangs, or has not come to this collective. "
+        )
+
+    def settled(self) -> None:
+        """Wait until Gloo has been given all calls so far, so that processes agree on their order."""
+        self.collectives.submit(int).result()
+
+    def close(self, wait: bool = True) -> None:
+        """Let the threads end."""
+        for thread in (self.collectives, self.results, self.ends, self.messages):
+            thread.shutdown(wait=wait)
+
+    def __del__(self) -> None:
+        """Let the threads end."""
+        self.close(wait=False)
+
+
+def _quietly(function: Callable[[], None]) -> None:
+    with contextlib.suppress(Exception):
+        function()
+
+
+class Like(NamedTuple):
+    """What a tensor of a call is: its shape, its type, and whose it is."""
+
+    shape: Shape
+    dtype: DType
+    runtime: Runtime
+
+    @classmethod
+    def of(cls, x: Tensor) -> Like:
+        """Return what a tensor is."""
+        return cls(tuple(x._shape), x.dtype, x._storage.runtime)
+
+
+class Call:
+    """One call of a collective by one process. Tensors go by numbers that the face gives them."""
+
+    def __init__(self, lane: Lane, reduction: str | None) -> None:
+        """`reduction`: what happens to the tensors' values; None where bytes are moved."""
+        self.lane, self.reduction = lane, reduction
+        # What it writes, and those values, once somebody goes on before they have come; or whether it is done.
+        self.written: dict[int, Like] = {}
+        self.arrivals: dict[int, Arrival] = {}
+        # What has its error, where it writes nothing.
+        self.end: Arrival | None = None
+        self.is_written = False
+        self.lock = threading.Lock()
+        # What gives tensors' values here, and these as Gloo takes them.
+        self.reading: dict[int, Callable[[], Foreign]] = {}
+        self._host: dict[int, Foreign] = {}
+        # What it has of the host's memory until it is done.
+        self._taken: list[Foreign] = []
+        # By what the result is computed from memory that all ranks share, of such a tensor each; where this one is, and
+        # where it has been copied to for the others, in the order of what is computed.
+        self._recipe: Recipe | None = None
+        self._like: Like | None = None
+        self._given: Buffer | None = None
+        self._put: Put | None = None
+        self._turn: Turn | None = None
+        self._second: Recipe | None = None
+
+    def title(self) -> str:
+        """Return what the call is, for errors."""
+        raise NotImplementedError
+
+    def give(self, gloo: Foreign) -> list[Foreign]:
+        """Give Gloo the call, and return its works."""
+        raise NotImplementedError
+
+    def overwrite(self, key: int, values: Tensor) -> None:
+        """Write what has come for a tensor that nobody waits for."""
+        raise NotImplementedError
+
+    def ended(self, works: Sequence[Foreign], error: RuntimeError | None) -> None:
+        """Take note that all is written, or will not be."""
+        raise NotImplementedError
+
+    def share(self, recipe: Recipe | None, like: Like) -> None:
+        """Let the result be computed from memory that all ranks share, if they can; before anything is read."""
+        self._recipe, self._like = recipe, like
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it goes through shared memory, as far as is known."""
+        return self._recipe is not None and self.lane.may_share
+
+    def read(self, key: int, values: Tensor) -> None:
+        """Submit what a tensor waits for, and begin to read it, unless it may not be read here."""
+        like = Like.of(values)
+        if not values.numel():
+            return
+        given: Buffer = (values._pairs() if like.dtype.is_complex else values)._in_memory()
+        if not self.is_shared:
+            self.reading[key] = self._begin(given, like)
+            return
+        # Through shared memory it is read by no processor, as a rule.
+        self.reading[key] = lambda: self._begin(given, like)()
+        self._given, shared = given, self.lane.shared
+        if shared is not None and shared.backend is like.runtime.backend:
+            self._put = shared.put(given, like.dtype, numel(like.shape))
+
+    def _begin(self, given: Buffer, like: Like) -> Callable[[], Foreign]:
+        """Begin to read memory of a device, and return what waits for that: what is recorded from now on delays it no
+        more.
+        """
+        host = self._memory(like.shape, like.dtype.name)
+        coming = like.runtime.backend.download_async(given, into=_bytes(host))
+
+        def wait() -> Foreign:
+            asyncio.run(_arrive(coming))
+            return host
+
+        return wait
+
+    def _memory(self, shape: Sequence[int], dtype: str) -> Foreign:
+        """Return an uninitialised tensor on the host, for this call."""
+        made = self.lane.memory.take(shape, getattr(engine().torch, dtype))
+        self._taken.append(made)
+        return made
+
+    def host(self, key: int, shape: Shape, dtype: DType) -> Foreign:
+        """Return what stands for a tensor in the host's memory, of a type that Gloo takes."""
+        found = self._host.get(key)
+        if found is None:
+            read = self.reading.get(key)
+            found = self._memory(shape, dtype.name) if read is None else read()
+            found = self._host[key] = self._for_gloo(found, dtype)
+        return found
+
+    def _for_gloo(self, host: Foreign, dtype: DType) -> Foreign:
+        torch = engine().torch
+        if self.reduction is not None:
+            if dtype.is_complex:
+                return torch.view_as_real(host)
+            wide = _SUMMED_AS.get(dtype.name)
+            return host if wide is None else self._memory(host.shape, wide).copy_(host)
+        if dtype.name in _MOVED or not host.numel():
+            return host
+        # Bytes are moved as bytes; the first dim may be what is split.
+        return host.reshape(host.shape[0] if host.dim() else 1, -1).view(torch.uint8)
+
+    def _arrived(self, key: int, like: Like) -> Tensor:
+        """Return what has come for a tensor, on its device."""
+        torch, host = engine().torch, self._host[key]
+        dtype = getattr(torch, like.dtype.name)
+        if self.reduction == "AVG":
+            mode = None if host.is_floating_point() else "trunc"
+            host = host.div(self.lane.size, rounding_mode=mode)
+        if self.reduction is None:
+            host = host if host.dtype is dtype else host.view(dtype)
+        elif like.dtype.is_complex:
+            host = torch.view_as_complex(host)
+        return _on_device(host.to(dtype).contiguous(), like)
+
+    def start(self, at_once: bool = False) -> None:
+        """Let the threads of its group do it, after those before it. `at_once`: this one gives Gloo the call."""
+        if at_once:
+            self.lane.settled()
+            self._issue()
+        else:
+            self.lane.collectives.submit(self._issue)
+
+    def start_message(self, works: Sequence[Foreign]) -> None:
+        """Let a thread wait for a message that Gloo has been given."""
+        self.lane.messages.submit(self._settle, works)
+
+    def _issue(self) -> None:
+        lane = self.lane
+        try:
+            works = self.issue(self.connection())
+        except Exception as error:
+            self._fail(error)
+            return
+        if self._second is None:
+            half = None
+        else:
+            half = lane.results.submit(self._turn_over, works)
+        # What comes after a sum of many waits for both its halves.
+        thread = lane.results if lane.second is None else lane.ends
+        thread.submit(self._settle, works, half)
+
+    def connection(self) -> Foreign:
+        """Return the group that it is given to."""
+        return self.lane.connection()
+
+    def issue(self, gloo: Foreign) -> list[Foreign]:
+        """Give Gloo the call, or tell the others where its tensor is, and return the works."""
+        shared = self.lane.exchange(gloo) if self.is_shared else None
+        like = self._like
+        if shared is None or like is None:
+            return self.give(gloo)
+        given, home, elements = self._given, like.runtime.backend, numel(like.shape)
+        if given is not None and home is not shared.backend:
+            given = _moved(given, home, shared.backend, like.dtype, elements)
+        recipe = self._recipe if self.written else None
+        if recipe is not None and self.lane.second is not None:
+            recipe, self._second = halves(recipe, like.dtype, elements)
+        self._turn, work = shared.begin(given, recipe, like.dtype, elements, self._put)
+        return [work]
+
+    def _turn_over(self, works: Sequence[Foreign]) -> list[Foreign]:
+        """Wait for the first half of a sum of many, and begin the second."""
+        shared, second, like = self.lane.shared, self.lane.second, self._like
+        assert shared is not None and second is not None and like is not None
+        part = self._take(works, shared)
+        elements = part_size(numel(like.shape), self.lane.size)
+        self._turn, work = second.begin(part, self._second, like.dtype, elements)
+        return [work]
+
+    def _take(self, works: Sequence[Foreign], shared: Exchange | None) -> Buffer | None:
+        """Wait for what Gloo does; return the result, where it is computed from shared memory."""
+        turn = self._turn
+        try:
+            for work in works:
+                work.wait()
+            return None if turn is None or shared is None else shared.take(turn)
+        finally:
+            if turn is not None:
+                turn.is_over.set()
+
+    def _settle(self, works: Sequence[Foreign], half: Pending[list[Foreign]] | None = None) -> None:
+        try:
+            works = works if half is None else half.result()
+            self.settle(works)
+        except Exception as error:
+            self._fail(error)
+        else:
+            self.ended(works, None)
+
+    def settle(self, works: Sequence[Foreign]) -> None:
+        """Wait for what Gloo does, and let what came be where it belongs."""
+        lane = self.lane
+        result = self._take(works, lane.shared if self._second is None else lane.second)
+        with self.lock:
+            for key, like in self.written.items():
+                if not numel(like.shape):
+                    continue
+                values = self._arrived(key, like) if result is None else self._made(result, like)
+                arrival = self.arrivals.get(key)
+                if arrival is None:
+                    self.overwrite(key, values)
+                else:
+                    arrival.come(values._storage.node.buffer)
+            self.is_written = True
+            if self.end is not None:
+                self.end.come(None)
+        while self._taken:
+            lane.memory.keep(self._taken.pop())
+        self._let_go()
+
+    def _made(self, result: Buffer, like: Like) -> Tensor:
+        """Return a result of shared memory, on the tensor's device."""
+        shared, home = self.lane.shared, like.runtime.backend
+        assert shared is not None
+        if home is not shared.backend:
+            result = _moved(result, shared.backend, home, like.dtype, numel(like.shape))
+        return Tensor._from_node(Node.in_memory(like.shape, like.dtype, result), like.runtime)
+
+    def _fail(self, error: Exception) -> None:
+        silent = self.lane.silent() if "transport" in str(error) else ""
+        told = RuntimeError(f"{self.title()}: {silent}{error}")
+        told.__cause__ = error
+        with self.lock:
+            self.is_written = True
+            for key, arrival in self.arrivals.items():
+                # What is there instead is anything, as Gloo leaves it.
+                like = self.written[key]
+                zeros = engine().torch.zeros(
+                    like.shape, dtype=getattr(engine().torch, like.dtype.name), device="cpu"
+                )
+                arrival.come(_on_device(zeros, like)._storage.node.buffer, told)
+            if self.end is not None:
+                self.end.come(None, told)
+        self._let_go()
+        self.ended((), told)
+
+    def _let_go(self) -> None:
+        """Let what was read go at once, not when its cycle is found: a loop then meets the same memory again."""
+        self._given = self._put = self._turn = None
+        self.reading.clear()
+        self._host.clear()
+
+
+async def _arrive(coming: Awaitable[object]) -> None:
+    await coming
+
+
+def _bytes(x: Foreign) -> memoryview:
+    """Return the memory of a contiguous tensor of PyTorch's."""
+    torch = engine().torch
+    x = torch.view_as_real(x) if x.is_complex() else x
+    return memoryview(x.reshape(-1).view(torch.uint8).numpy())
+
+
+def _on_device(host: Foreign, like: Like) -> Tensor:
+    return from_contents(_bytes(host), like.shape, like.dtype, like.runtime)
+
+
+def _moved(buffer: Buffer, here: Backend, there: Backend, dtype: DType, elements: int) -> Buffer:
+    """Return a buffer on another device."""
+    return there.upload(here.download(buffer), dtype, elements)
+
+
+def parts(x: Foreign) -> Sequence[Foreign]:
+    """Return the parts of a tensor of PyTorch's that are summed up by themselves, side by side."""
+    torch = engine().torch
+    if x.layout is not torch.strided or not x.is_contiguous():
+        return [x]
+    count = min(_MOST_PARTS, x.numel() * x.element_size() // _PART)
+    found: Sequence[Foreign] = x.view(-1).chunk(count) if count > 1 else [x]
+    return found
