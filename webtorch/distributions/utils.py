@@ -42,7 +42,7 @@ def broadcast_all(*values: Value | None) -> tuple[Tensor, ...]:
     for value in values:
         if isinstance(value, Tensor):
             first = value if first is None else first
-        elif not isinstance(value, Number):
+        elif not isinstance(value, Number) and not hasattr(value, "__torch_function__"):
             raise ValueError(
                 "Input arguments must all be instances of Number, torch.Tensor or objects implementing "
                 "__torch_function__."
@@ -53,7 +53,7 @@ def broadcast_all(*values: Value | None) -> tuple[Tensor, ...]:
         else {"dtype": first.dtype, "device": first.device}
     )
     return webtorch.broadcast_tensors(
-        *[v if isinstance(v, Tensor) else webtorch.tensor(v, **options) for v in values]
+        *[webtorch.tensor(v, **options) if isinstance(v, Number) else v for v in values]
     )
 
 

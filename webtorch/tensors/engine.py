@@ -883,7 +883,16 @@ def grad(
             f"The differentiated Tensor at index {unused} appears to not have been used in the graph. "
             "Set allow_unused=True if this is the desired behavior."
         )
-    return tuple(found)
+    return tuple([g if g is None or g._whole else _laid(t, g) for t, g in zip(targets, found)])
+
+
+def _laid(x: Tensor | GradientEdge, g: Tensor) -> Tensor:
+    """Return a gradient that lies in memory as its tensor does."""
+    if isinstance(x, GradientEdge):
+        return g
+    copy = g.clone()
+    _lie_as(x, copy)
+    return copy
 
 
 def _zeros(x: Tensor | GradientEdge, create_graph: bool) -> Tensor:
