@@ -17,6 +17,7 @@ from webtorch.dispatch.call import active, dispatched, looking
 from webtorch.ir.lines import user_depth
 from webtorch.ir.view import contiguous_strides, numel, strides_like
 from webtorch.ops import primitive
+from webtorch.ops.layout import channels_last
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import TABLE
 from webtorch.tensors.above import ask
@@ -887,8 +888,9 @@ def grad(
 
 
 def _laid(x: Tensor | GradientEdge, g: Tensor) -> Tensor:
-    """Return a gradient that lies in memory as its tensor does."""
-    if isinstance(x, GradientEdge):
+    """Return a gradient that lies in memory as its tensor does, or has its channels innermost."""
+    inner = len(g._shape) in (4, 5) and g._strides == channels_last(g._shape)
+    if inner or isinstance(x, GradientEdge):
         return g
     copy = g.clone()
     _lie_as(x, copy)
