@@ -355,6 +355,16 @@ def _put() -> list[str]:
     return names
 
 
+def _cut() -> list[bool]:
+    """Return whether Dynamo is to cut the graph of a module on the device, and on the CPU, at its buckets."""
+    found = []
+    for device in ("webgpu", "cpu"):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).to(device))
+        with model._inside_ddp_forward():
+            found.append(type(model)._get_active_ddp_module() is model)
+    return found
+
+
 def _events() -> list[str]:
     """Return what the thread that computes does in a step: wait for the other, or run a program, perhaps "known"."""
     from webtorch.pytorch import distributed
@@ -471,7 +481,7 @@ def run(rank: int, folder: Path) -> None:
     gc.disable()
     found["kept"] = _kept()
     gc.enable()
-    found["put by"] = _put()
+    found["put by"], found["cut"] = _put(), _cut()
     found["events"] = _events()
     found["norm"] = _synchronized()
     found["DTensor"] = _split()
