@@ -62,6 +62,8 @@ class Tensor(TensorBase):
     """
 
     __slots__ = ()
+    # As PyTorch's says "torch": libraries look for it.
+    __module__ = "webtorch"
 
     def __new__(cls, data: object = None, *sizes: object, device: DeviceLike = None) -> Any:
         """Make a tensor: Tensor(2, 3), or of a Size, is uninitialised, Tensor([..]) holds data."""
