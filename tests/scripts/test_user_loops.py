@@ -296,3 +296,32 @@ def seen_by_numpy(torch: Any, draw: Callable[..., Any]) -> list[Any]:
 
 def test_what_numpy_sees_is_followed() -> None:
     check(seen_by_numpy, 12)
+
+
+def test_samples_that_coincide_make_no_program_each() -> None:
+    numbers = np.random.default_rng(0)
+    states = [numbers.standard_normal(3).astype(np.float32) for _ in range(30)]
+
+    def batch(torch: Any) -> Callable[[Any], tuple[Any, Any, Any]]:
+        kept = [torch.tensor(s) for s in states]
+
+        def joined(places: Any) -> tuple[Any, Any, Any]:
+            some = [kept[i] for i in places]
+            later = [kept[i + 1] for i in places if i < 25]
+            return torch.stack(some, 1) * 2, torch.cat(later) + 1, torch.cat([s[:2] for s in some])
+
+        return joined
+
+    ours, theirs = batch(webtorch), batch(real)
+    for k in range(4):
+        places = numbers.permutation(29)[:16] if k else range(16)
+        for a, b in zip(ours(places), theirs(places), strict=True):
+            assert a.tolist() == b.tolist()
+    with scripts(False):
+        found = ours(range(4, 20))
+        found[0].tolist()
+        device = webtorch.zeros(1)._storage.runtime
+        before = device.counters.misses
+        found = ours(numbers.permutation(25)[:16])
+        found[0].tolist()
+        assert device.counters.misses == before
