@@ -330,7 +330,15 @@ class Kinds:
         the first argument as well. `begun`: what `begin` gave for other arguments, whose free numbers are there.
         """
         home = opened.runtime
-        if home is None or self.failures >= _MOST_FAILURES or not is_calm(home):
+        # As `is_calm` says, without a frame.
+        if (
+            home is None
+            or self.failures >= _MOST_FAILURES
+            or (active.count and not alone())
+            or transforms.count
+            or home.recording is not None
+            or home.lent
+        ):
             return None
         ahead = home.ahead
         if ahead.calls >= ahead.most << (not self.heavy):
@@ -341,7 +349,7 @@ class Kinds:
         is_first = out is not None and inplace and args[0] is out
         has_form = not begun and (is_first or out is None)
         if has_form:
-            for look in self.looks.found.values():
+            for look in self.looks.all:
                 known = look(args, kwargs, nodes, numbers)
                 if known is not None:
                     return known

@@ -181,13 +181,15 @@ def _printed(
 class Looks:
     """The looks of an operator, one for each form that its calls have."""
 
-    __slots__ = ("found", "patience")
+    __slots__ = ("all", "found", "patience")
 
     # Operators have few forms; of one with calls that have none, not all are asked.
     _MOST, _PATIENCE = 4, 32
 
     def __init__(self) -> None:
         self.found: dict[object, Look] = {}
+        # Another tuple where there is another look: threads may go through this one.
+        self.all: tuple[Look, ...] = ()
         self.patience = self._PATIENCE
 
     def keep(
@@ -207,8 +209,8 @@ class Looks:
         key = form, tuple(zip(kwargs, options, strict=True)), writes
         look = self.found.get(key)
         if look is None:
-            # Another dict: threads may go through this one.
-            latest = [*self.found.items()][1 - self._MOST :]
-            look = _printed(*key)()
-            self.found = {**dict(latest), key: look}
+            if len(self.found) >= self._MOST:
+                self.found.pop(next(iter(self.found)), None)
+            self.found[key] = look = _printed(*key)()
+            self.all = tuple(self.found.values())
         look(args, kwargs, [], [], near)
