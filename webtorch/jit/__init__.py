@@ -111,9 +111,10 @@ def trace(
     _say("trace")
     named: Any = example_kwarg_inputs
     if example_inputs is not None or named is not None:
-        given = example_inputs if isinstance(example_inputs, (tuple, list)) else (example_inputs,)
+        given: Any = example_inputs if example_inputs is not None else ()
+        given = given if isinstance(given, (tuple, list)) else (given,)
         run: Any = func
-        run(*(given if example_inputs is not None else ()), **(named or {}))
+        run(*given, **(named or {}))
     return scripted(func)
 
 
