@@ -44,7 +44,8 @@ from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.writing import check_writable, write
 
 Function = Callable[..., Any]
-# Filled by `parts`: functions of Python as calls of operators, operators of others, and those that autograd calls.
+# Filled by `parts` and `derivatives`: functions of Python as calls of operators, operators of others, and those that
+# autograd calls.
 WRITTEN: dict[str, Function] = {}
 COMPOSED: dict[str, Function] = {}
 COMPUTED: dict[str, Function] = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 
 from webtorch.functions import creation, joining
-from webtorch.functions.decomposition import reflected, symmetrised
 from webtorch.functions.linalg import (
     _det,
     call,
@@ -16,6 +15,7 @@ from webtorch.functions.linalg import (
     identity,
     permutation_of,
 )
+from webtorch.functions.orthogonal import reflected, symmetrised
 from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import int64
 from webtorch.ops.primitive import cast_to, conjugate, iota, real_part

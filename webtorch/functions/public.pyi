@@ -11,8 +11,6 @@ from webtorch.errors import OutOfMemoryError as OutOfMemoryError
 from webtorch.functions.convolution import Sizes as _Sizes
 from webtorch.functions.cumulative import Cummax as _Cummax
 from webtorch.functions.cumulative import Cummin as _Cummin
-from webtorch.functions.decomposition import Geqrf as _Geqrf
-from webtorch.functions.decomposition import OldQR as _OldQR
 from webtorch.functions.decomposition import OldSVD as _OldSVD
 from webtorch.functions.dlpack import from_dlpack as from_dlpack
 from webtorch.functions.dlpack import to_dlpack as to_dlpack
@@ -27,6 +25,8 @@ from webtorch.functions.ordering import Median as _Median
 from webtorch.functions.ordering import Nanmedian as _Nanmedian
 from webtorch.functions.ordering import Sort as _Sort
 from webtorch.functions.ordering import Topk as _Topk
+from webtorch.functions.orthogonal import Geqrf as _Geqrf
+from webtorch.functions.orthogonal import OldQR as _OldQR
 from webtorch.functions.random import Generator as Generator
 from webtorch.functions.random import Generator as _Generator
 from webtorch.functions.random import default_generator as default_generator

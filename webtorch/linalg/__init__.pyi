@@ -6,7 +6,6 @@ from typing import Any as _Any
 from webtorch.functions.cholesky import CholeskyEx as _CholeskyEx
 from webtorch.functions.cholesky import LDLFactor as _LDLFactor
 from webtorch.functions.cholesky import LDLFactorEx as _LDLFactorEx
-from webtorch.functions.decomposition import QR as _QR
 from webtorch.functions.decomposition import SVD as _SVD
 from webtorch.functions.decomposition import Eig as _Eig
 from webtorch.functions.decomposition import Eigh as _Eigh
@@ -17,6 +16,7 @@ from webtorch.functions.linalg import LUFactor as _LUFactor
 from webtorch.functions.linalg import LUFactorEx as _LUFactorEx
 from webtorch.functions.linalg import Slogdet as _Slogdet
 from webtorch.functions.linalg import SolveEx as _SolveEx
+from webtorch.functions.orthogonal import QR as _QR
 from webtorch.functions.reduce import Dims as _Dims
 from webtorch.ir.dtype import DType as _DType
 from webtorch.tensors.tensor import Tensor as _Tensor

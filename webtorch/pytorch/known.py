@@ -385,6 +385,16 @@ class Kinds:
                         if has_form and seen is tensors and self.looks.patience:
                             self.looks.keep(args, kwargs, near, bool(numbers), is_first)
                         return each.plan
+        return self._found_by_geometry(brief, tensors, seen, nodes)
+
+    def _found_by_geometry(
+        self,
+        brief: Key,
+        tensors: Sequence[torch.Tensor],
+        seen: Sequence[torch.Tensor],
+        nodes: Sequence[Node],
+    ) -> Plan | Key | None:
+        """Look a call up whose tensors lie as those of none that is near. `seen` are its different tensors."""
         key = brief, tuple([_lies(x) for x in tensors])
         found = self.look_up(key)
         if type(found) is Plan and seen:

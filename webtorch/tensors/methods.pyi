@@ -9,8 +9,6 @@ from typing import overload as _overload
 
 from webtorch.functions.cumulative import Cummax as _Cummax
 from webtorch.functions.cumulative import Cummin as _Cummin
-from webtorch.functions.decomposition import Geqrf as _Geqrf
-from webtorch.functions.decomposition import OldQR as _OldQR
 from webtorch.functions.decomposition import OldSVD as _OldSVD
 from webtorch.functions.linalg import LUUnpack as _LUUnpack
 from webtorch.functions.linalg import OldSlogdet as _OldSlogdet
@@ -21,6 +19,8 @@ from webtorch.functions.ordering import Median as _Median
 from webtorch.functions.ordering import Nanmedian as _Nanmedian
 from webtorch.functions.ordering import Sort as _Sort
 from webtorch.functions.ordering import Topk as _Topk
+from webtorch.functions.orthogonal import Geqrf as _Geqrf
+from webtorch.functions.orthogonal import OldQR as _OldQR
 from webtorch.functions.random import Generator as _Generator
 from webtorch.functions.reduce import Aminmax as _Aminmax
 from webtorch.functions.reduce import Dims as _Dims

@@ -17,8 +17,8 @@ from webtorch.distributed.group import ProcessGroup
 from webtorch.distributed.reduction import ReduceOp
 from webtorch.distributed.world import default_group
 from webtorch.functions.creation import zeros
-from webtorch.functions.decomposition import linalg_qr
 from webtorch.functions.joining import cat
+from webtorch.functions.orthogonal import linalg_qr
 from webtorch.functions.random import Generator, randn
 from webtorch.futures import Future
 from webtorch.tensors.tensor import Tensor

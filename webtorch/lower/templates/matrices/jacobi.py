@@ -360,20 +360,7 @@ if (atomicLoad(&scratch4[b * 4u + 3u]) == 0u) {{
         """Return the pass that makes the products diagonal, and leaves what does that in their place."""
         both, w, block = self.both, self.w, self.block
         size = w.width(256)
-        # For each row (column) and each pair, an element of both columns (rows).
-        turning = f"""
-      for (var e = lid; e < {both * block}u; e = e + {size}u) {{
-        let n = e % {block}u;
-        let i = e / {block}u;
-        let x = first_of[n];
-        let y = second_of[n];
-        let s = s_of[n];
-        let tau = tau_of[n];
-        $body
-      }}"""
-        columns = _turned("g", f"i * {both}u + x", f"i * {both}u + y", "turn_of[n]")
-        columns += _turned("q", f"i * {both}u + x", f"i * {both}u + y", "turn_of[n]")
-        rows = _turned("g", f"x * {both}u + i", f"y * {both}u + i", "conj(turn_of[n])")
+        columns, rows = self._turnings(size)
         body = f"""
 let b = group / {self.pairs}u;
 let base = group * {both * both}u;
@@ -407,9 +394,9 @@ if (workgroupUniformLoad(&done) == 0u) {{
         turn_of[lid] = turn;
       }}
       workgroupBarrier();
-      {turning.replace("$body", columns)}
+      {columns}
       workgroupBarrier();
-      {turning.replace("$body", rows)}
+      {rows}
       workgroupBarrier();
     }}
     if (lid == 0u) {{
@@ -438,6 +425,25 @@ if (workgroupUniformLoad(&done) == 0u) {{
             f"turn_of: array<num, {block}>", "turns: atomic<u32>", "many: u32", "done: u32",
         ]  # fmt: skip
         return w.make(body, w.count * self.pairs, size, shared)
+
+    def _turnings(self, size: int) -> tuple[str, str]:
+        """Return the loops that turn the pairs' columns, and then their rows."""
+        both, block = self.both, self.block
+        # For each row (column) and each pair, an element of both columns (rows).
+        turning = f"""
+      for (var e = lid; e < {both * block}u; e = e + {size}u) {{
+        let n = e % {block}u;
+        let i = e / {block}u;
+        let x = first_of[n];
+        let y = second_of[n];
+        let s = s_of[n];
+        let tau = tau_of[n];
+        $body
+      }}"""
+        columns = _turned("g", f"i * {both}u + x", f"i * {both}u + y", "turn_of[n]")
+        columns += _turned("q", f"i * {both}u + x", f"i * {both}u + y", "turn_of[n]")
+        rows = _turned("g", f"x * {both}u + i", f"y * {both}u + i", "conj(turn_of[n])")
+        return turning.replace("$body", columns), turning.replace("$body", rows)
 
     def apply(self) -> list[WgslPass]:
         """Return the passes that turn the columns of each pair, row by row in place."""

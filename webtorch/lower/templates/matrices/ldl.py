@@ -198,6 +198,35 @@ for (var c = 0u; c < {steps}u; c = c + 1u) {{
   {sought(size)}
   let beside = bitcast<f32>(keys[0]);
   {wait}
+{self.chosen(size, held)}
+  let q = k + two;
+  {wait}
+  if (live && p != q) {{
+{self.swapped(size, at, held)}
+  }}
+  {wait}
+  if (live) {{
+    next = q + 1u;
+    if (diagonal == 0.0 && largest == 0.0 && failed == 0u) {{
+      failed = next;
+    }}
+    let pivot = {held("k", "c")};
+    if (two == 0u) {{
+{self.by_one(size, at, held)}
+    }} else {{
+{self.by_two(size, at, held)}
+    }}
+  }}
+  {wait}
+}}"""
+
+    def chosen(self, size: int, held: Part) -> str:
+        """Return the choice of the row `p` that comes to the diagonal, and of whether the pivot has `two` columns.
+
+        Where it has one, column c of L D becomes that of row p.
+        """
+        n = self.n
+        return f"""\
   var p = k;
   var two = 0u;
   if (small && diagonal < {_ALPHA:.9g} * largest * (largest / beside)) {{
@@ -209,10 +238,12 @@ for (var c = 0u; c < {steps}u; c = c + 1u) {{
         {held("i", "c")} = {held("i", "c + 1u")};
       }}
     }}
-  }}
-  let q = k + two;
-  {wait}
-  if (live && p != q) {{
+  }}"""
+
+    def swapped(self, size: int, at: Part, held: Part) -> str:
+        """Return the swap of rows and columns p and q."""
+        n = self.n
+        return f"""\
     // Column q as it was goes where column p was, and rows of what is factored change places.
     for (var i = q + 1u + lid; i < {n}u; i = i + {size}u) {{
       if (i < p) {{
@@ -232,16 +263,12 @@ for (var c = 0u; c < {steps}u; c = c + 1u) {{
         {at("q", "begin + d")} = {at("p", "begin + d")};
         {at("p", "begin + d")} = y;
       }}
-    }}
-  }}
-  {wait}
-  if (live) {{
-    next = q + 1u;
-    if (diagonal == 0.0 && largest == 0.0 && failed == 0u) {{
-      failed = next;
-    }}
-    let pivot = {held("k", "c")};
-    if (two == 0u) {{
+    }}"""
+
+    def by_one(self, size: int, at: Part, held: Part) -> str:
+        """Return the columns of L after a pivot of one column."""
+        n = self.n
+        return f"""\
       for (var i = k + lid; i < {n}u; i = i + {size}u) {{
         let x = {held("i", "c")};
         if (i == k || is_zero(pivot)) {{
@@ -252,8 +279,12 @@ for (var c = 0u; c < {steps}u; c = c + 1u) {{
       }}
       if (lid == 0u) {{
         {self.pivot("group", "k")} = num_of(f32(p + 1u));
-      }}
-    }} else {{
+      }}"""
+
+    def by_two(self, size: int, at: Part, held: Part) -> str:
+        """Return the columns of L after a pivot of two columns."""
+        n = self.n
+        return f"""\
       // The block's inverse, by its element off the diagonal, so that nothing overflows.
       let off = {held("q", "c")};
       let first = over({held("q", "c + 1u")}, off);
@@ -271,11 +302,7 @@ for (var c = 0u; c < {steps}u; c = c + 1u) {{
         {at("q", "q")} = {held("q", "c + 1u")};
         {self.pivot("group", "k")} = num_of(-f32(p + 1u));
         {self.pivot("group", "q")} = num_of(-f32(p + 1u));
-      }}
-    }}
-  }}
-  {wait}
-}}"""
+      }}"""
 
     def unswapped(self, at: Part, matrix: str) -> str:
         """Return the lines that take back the swaps of rows in column `c` which came after it, of a block that ends at
