@@ -48,7 +48,7 @@ help:
 	@echo "make test            lint, types and the suite, in minutes"
 	@echo "make test-all        the same with every case of its matrices and all that trains for long"
 	@echo "make test-as-gpu     a graphics card's kernels, on a software adapter"
-	@echo "make test-profiles   the table's tests as on adapters that we do not have (tests/profiles.toml)"
+	@echo "make test-profiles   the table's tests, models and pages as on adapters that we do not have (tests/profiles.toml)"
 	@echo "make venv            .venv with everything that tests need"
 	@echo "make lint            ruff: rules and layout"
 	@echo "make format          ruff: put the layout right"
@@ -94,11 +94,14 @@ test-as-gpu: $(VENV)/.full system
 # PROFILES=adreno-740 takes one.
 PROFILES ?= $(shell sed -n 's/^\[\(.*\)\]/\1/p' tests/profiles.toml | grep -vx defaults)
 AS_ADAPTER := tests/ops/test_table.py tests/nn/test_modules.py tests/optim/test_optimizers.py
+# What those whose bindings have some KiB would compile for an hour: models, and exported pages, whose adapters say the same.
+MODELS := tests/compile/test_programs.py tests/pytorch/test_training.py tests/web/test_export.py
 
 test-profiles: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	@failed=""; for p in $(PROFILES); do echo "== $$p"; \
-	$(SHORT) $(TEST_ENV) WEBTORCH_TEST_PROFILE=$$p $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -k "not cpu" $(AS_ADAPTER) $(PYTEST_ARGS) \
+	case $$p in narrow|spread) models="";; *) models="$(MODELS)";; esac; \
+	$(SHORT) $(TEST_ENV) WEBTORCH_TEST_PROFILE=$$p $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -k "not cpu" $(AS_ADAPTER) $$models $(PYTEST_ARGS) \
 	|| failed="$$failed $$p"; done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 lint: $(VENV)/.full

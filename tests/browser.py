@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests import profiles
+
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 # Without the second flag the Debian package offers no adapter; the first is for containers without user namespaces.
 FLAGS = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
@@ -151,5 +153,7 @@ class Page:
 def page(chromium: Any) -> Iterator[Page]:
     """A fresh page."""
     opened = chromium.new_page()
+    if script := profiles.page_script():
+        opened.add_init_script(script)
     yield Page(opened)
     opened.close()

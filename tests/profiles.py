@@ -7,6 +7,7 @@ one: its family in the table of tiles, and whether it is a graphics card. For te
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from dataclasses import dataclass, replace
@@ -104,3 +105,40 @@ def pretend() -> None:
         return profile.told(_real_limits(profile.reduced(found), adapter, features))
 
     device.wanted, device._limits = wanted, limits
+
+
+# Lets the adapters of a page have no more than these limits and features.
+_PAGE = """
+(limits, allowed) => {
+  if (!("gpu" in navigator)) return;
+  const real = GPU.prototype.requestAdapter;
+  GPU.prototype.requestAdapter = async function (...options) {
+    const adapter = await real.apply(this, options);
+    if (!adapter) return adapter;
+    const most = (name) => Math.min(limits[name] ?? Infinity, adapter.limits[name]);
+    const shown = new Proxy(adapter.limits, { get: (_, name) => most(name) });
+    const features = new Set([...adapter.features].filter((name) => allowed.includes(name)));
+    const requestDevice = async (wanted = {}) => {
+      for (const [name, value] of Object.entries(wanted.requiredLimits ?? {}))
+        if (value > most(name)) throw new DOMException(`${name}: ${value} is over ${most(name)}`, "OperationError");
+      for (const name of wanted.requiredFeatures ?? [])
+        if (!features.has(name)) throw new TypeError(`no feature ${name}`);
+      return adapter.requestDevice(wanted);
+    };
+    const bound = (it) => (it instanceof Function ? it.bind(adapter) : it);
+    const own = { limits: shown, features, requestDevice };
+    return new Proxy(adapter, { get: (_, name) => own[name] ?? bound(adapter[name]) });
+  };
+}"""
+
+
+def page_script() -> str:
+    """Return what lets the adapters of a page be the one that the environment names, "" if they say the truth."""
+    profile = chosen()
+    if profile is None:
+        return ""
+    words = {n: n.split("-") for n in profile.limits}
+    limits = {
+        w[0] + "".join(map(str.capitalize, w[1:])): profile.limits[n] for n, w in words.items()
+    }
+    return f"({_PAGE})({json.dumps(limits)}, {json.dumps(sorted(profile.features))});"

@@ -219,10 +219,13 @@ def _with_inplace(signature: inspect.Signature) -> inspect.Signature:
 
 def methods() -> str:
     """Return the stub of the Tensor's methods."""
+    from webtorch.tensors import tensor as module
     from webtorch.tensors.tensor import Tensor
 
     (body,) = (
-        n for n in ast.walk(ast.parse(inspect.getsource(Tensor))) if isinstance(n, ast.ClassDef)
+        n
+        for n in ast.parse(inspect.getsource(module)).body
+        if isinstance(n, ast.ClassDef) and n.name == "Tensor"
     )
     own = {n.name for n in body.body if isinstance(n, ast.FunctionDef)}
     stub = _Stub((*dir(Tensor), *own))

@@ -351,6 +351,9 @@ assert asked == [[1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [0] * 5]
 found = [Shard.local_shard_size_and_offset(size, 4, rank) for size, rank in ((10, 1), (10, 3), (2, 3))]
 assert found == [(3, 3), (1, 9), (0, 2)]
 assert not isinstance(left, DTensor)
+
+# How Keras tells what it was given.
+assert torch.Tensor.__module__.endswith("torch") and "torch.utils.data" in torch.utils.data.DataLoader.__module__
 """,
     )
 

@@ -10,8 +10,8 @@ import torch
 from torch.nn.attention import flex_attention as theirs
 
 import webtorch
+from webtorch.as_torch.names import checks, library, operators
 from webtorch.as_torch.names import flex_attention as ours
-from webtorch.as_torch.names import library, operators
 from webtorch.as_torch.names.foreach import NAMES, foreach
 
 
@@ -141,3 +141,29 @@ def test_cuda_and_the_base_of_tensors_are_refused_as_in_pytorch() -> None:
     with pytest.raises(RuntimeError, match="Cannot subclass"):
         type("Own", (base,), {})
     assert top._grid_sampler_2d_cpu_fallback is webtorch.functions.public.grid_sampler_2d
+
+
+def test_lists_for_foreach_functions_are_as_long_as_pytorch_has_them() -> None:
+    lists: list[tuple[int, list[Any]]] = [(0, []), (1, []), (1, [1, 2]), (2, [1.0])]
+    for count, rest in lists:
+        with pytest.raises(RuntimeError) as theirs:
+            torch._foreach_add([torch.ones(1)] * count, [torch.tensor(x) for x in rest])  # type: ignore[attr-defined]
+        with pytest.raises(RuntimeError) as ours:
+            foreach("add")([webtorch.ones(1)] * count, [webtorch.tensor(x) for x in rest])
+        assert str(ours.value) == str(theirs.value)
+    with pytest.raises(RuntimeError, match="same number of elements as scalar list"):
+        foreach("add")([webtorch.ones(1)], [1, 2])
+    xs = [webtorch.ones(2), webtorch.ones(1)]
+    assert foreach("mul_")(xs, 3) is xs
+
+
+def test_what_a_tensor_is_said_to_be() -> None:
+    for lib, check in (
+        (torch, torch._assert_tensor_metadata),
+        (webtorch, checks._assert_tensor_metadata),
+    ):  # type: ignore[attr-defined]
+        x = lib.ones(2, 3)
+        check(x, [2, 3], [3, 1], lib.float32, device="cpu", layout=lib.strided)
+        for wrong in ({"size": [3]}, {"stride": [1, 1]}, {"dtype": lib.int32}, {"layout": lib.sparse_coo}):  # fmt: skip
+            with pytest.raises(RuntimeError, match="mismatch! Expected"):
+                check(x, **wrong)

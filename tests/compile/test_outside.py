@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -362,3 +363,28 @@ def test_a_compiled_function_may_call_another(device: str) -> None:
     assert [outer(x).tolist() for _ in range(2)] == [[4.0, 4.0]] * 2
     assert inner(x).tolist() == [3.0, 3.0]
     assert len(outer.captures) == len(inner.captures) == 1
+
+
+def test_an_optimizer_that_no_name_reaches_is_captured_once(device: str) -> None:
+    learned: list[Any] = []
+    for compiled in (True, False):
+        weight = webtorch.nn.Parameter(webtorch.ones(3, device=device))
+        optimizer = webtorch.optim.SGD([weight], lr=0.1)
+        held = weakref.ref(optimizer)
+
+        def learn(x: Any, lr: float, held: Any = held, weight: Any = weight) -> Any:
+            loss = (weight * x).sum()
+            loss.backward()
+            held().param_groups[0]["lr"] = lr
+            held().step()
+            held().zero_grad()
+            return loss
+
+        step = webtorch.compile(learn) if compiled else learn
+        for i in range(5):
+            step(webtorch.ones(3, device=device) * i, 0.01 * (i + 1))
+        learned.append([*weight.tolist(), optimizer.param_groups[0]["lr"]])
+        if compiled:
+            # The second time shows that the number decides nothing.
+            assert "compiled 2 times" in str(step.explain())
+    assert learned[0] == pytest.approx(learned[1])

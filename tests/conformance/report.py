@@ -25,15 +25,10 @@ Results = dict[tuple[str, str], dict[str, dict[str, Any]]]
 # Why what fails does: operation -> the reason.
 REASONS = {
     "nn.functional.normalize": "p = 0.5: the second derivative is a difference of large equal numbers in float32",
-    "grid_sampler_3d": "one place in 300,000 lies on the edge of a cell, where float32 and float64 differ",
     "index_reduce (prod)": "second derivatives where several zeros meet are given as 0",
-    "scatter_reduce (prod)": "second derivatives where several zeros meet are given as 0",
     "narrow_copy": "PyTorch's error for dim = rank is an internal assertion; here it is its own IndexError",
     "matrix_exp": "float16: infinite, as the exponential is, where PyTorch's steps in 16 bits give NaN",
     "native_layer_norm": "webgpu float16: statistics in float32, as PyTorch's accelerators give them",
-    "histc": "bfloat16: a value on the edge of two bins",
-    "baddbmm": "16-bit products are rounded once before the addition",
-    "addr": "16-bit products are rounded once before the addition",
 }
 
 

@@ -20,22 +20,22 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the file."""
+def learn(path: Path, width: int, lr: float) -> Path:
+    """Train a model and write its file."""
     text = inspect.getsource(heapq)[:6000]
     special = ["<|user|>", "<|assistant|>", "<|system|>", "<|end|>"]
     tokenizer = Tokenizer.train([text], 320, special=special)
     rope = Rope(dim=16)
     config = Config(
-        "llama", len(tokenizer), 32, 64, 2, 2, 1, 16, 128, rope=rope, tie_word_embeddings=True
-    )
+        "llama", len(tokenizer), width, 2 * width, 2, width // 16, width // 32, 16, 128, rope=rope,
+        tie_word_embeddings=True,
+    )  # fmt: skip
     webtorch.manual_seed(0)
     with webtorch.device("cpu"):
         model = Model(config)
         nn.init.normal_(model.embed.weight, std=0.1)
         numbers = webtorch.tensor(tokenizer.encode(text))
-        optimizer = webtorch.optim.AdamW(model.parameters(), lr=1e-2)
+        optimizer = webtorch.optim.AdamW(model.parameters(), lr=lr)
         for step in range(24):
             begin = step * 60 % (len(numbers) - 520)
             rows = numbers[begin : begin + 520].view(8, 65)
@@ -46,6 +46,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             loss.backward()
             optimizer.step()
     assert loss.item() < 5.0
-    path = tmp_path_factory.mktemp("llm") / "stdlib.gguf"
     LanguageModel(model, tokenizer, template=TEMPLATE).save(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file."""
+    return learn(tmp_path_factory.mktemp("llm") / "stdlib.gguf", 32, 1e-2)

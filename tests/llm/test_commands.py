@@ -57,7 +57,7 @@ def test_the_server_listens_here_unless_told(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr("uvicorn.run", lambda app, **told: asked.append(told))
+    monkeypatch.setattr("uvicorn.Server.run", lambda server: asked.append(vars(server.config)))
     assert cli.main(["serve-llm", str(trained), "--device", "cpu"]) == 0
     assert asked[0]["host"] == "127.0.0.1"
     assert cli.main(["serve-llm", str(trained), "--device", "cpu", "--host", "0.0.0.0"]) == 0

@@ -53,7 +53,8 @@ def site(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def _answer(page: Page, text: str) -> str:
+def answer_of(page: Page, text: str) -> str:
+    """Say something, and return the answer."""
     count = page.page.locator("li.assistant").count()
     page.page.fill("#temperature", "0")
     page.page.fill("#text", text)
@@ -72,21 +73,21 @@ def test_a_page_answers_as_the_processor(
     page.page.click("#fetch")
     page.page.wait_for_selector("#text:visible")
     assert "first tokens" not in page.page.text_content("#status")
-    assert _answer(page, "Why?") == "A heap — first."
+    assert answer_of(page, "Why?") == "A heap — first."
     said = [*TALK[0]["messages"], {"role": "user", "content": "heap"}]
-    assert _answer(page, "heap") == "".join(model.chat(said, Sampling(temperature=0.0)))
+    assert answer_of(page, "heap") == "".join(model.chat(said, Sampling(temperature=0.0)))
     assert "tokens, " in page.page.text_content("#speed")
     page.page.click("#new")
     page.page.click("summary")
     page.page.fill("#told", "heap")
     said = [{"role": "system", "content": "heap"}, {"role": "user", "content": "x"}]
-    assert _answer(page, "x") == "".join(model.chat(said, Sampling(temperature=0.0)))
+    assert answer_of(page, "x") == "".join(model.chat(said, Sampling(temperature=0.0)))
     # The file is here the next time.
     (site / "small.gguf").rename(site / "away.gguf")
     try:
         page.page.reload()
         page.page.wait_for_selector("#text:visible")
-        assert _answer(page, "Why?") == "A heap — first."
+        assert answer_of(page, "Why?") == "A heap — first."
         page.page.click("#forget")
         page.until("document.querySelector('#status').textContent.includes('not kept')")
     finally:
@@ -107,7 +108,7 @@ def test_what_has_no_room_can_be_said_otherwise(
     page.until("document.querySelector('#status').textContent.includes('there is room for 64')")
     assert page.page.input_value("#text") == long.strip()
     assert page.page.locator("#talk li").count() == 0
-    assert _answer(page, "Why?") == "A heap — first."
+    assert answer_of(page, "Why?") == "A heap — first."
     assert page.page.text_content("#status") == standing
     assert not page.problems
 
@@ -127,7 +128,7 @@ def test_a_page_is_given_a_file(
     page.page.click("#new")
     page.until("!document.querySelector('#send').hidden")
     assert page.page.locator("li").count() == 0
-    assert _answer(page, "Why?") == "A heap — first."
+    assert answer_of(page, "Why?") == "A heap — first."
 
 
 def test_text_is_cut_as_here(site: Path, page: Page, serve: Callable[[Path], str]) -> None:

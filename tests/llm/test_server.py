@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import signal
 import socket
 import threading
 import time
@@ -17,7 +19,7 @@ import pytest
 import uvicorn
 
 from webtorch.llm import LanguageModel, Sampling, load
-from webtorch.llm.server import application
+from webtorch.llm.server import Served, application
 
 SAID: Any = [{"role": "user", "content": "heap"}]
 COUNT = 6
@@ -28,8 +30,9 @@ def model(trained: Path) -> LanguageModel:
     return load(trained, "cpu", texts=2, compile=False)
 
 
-@pytest.fixture(scope="module")
-def address(model: LanguageModel) -> Iterator[str]:
+@contextlib.contextmanager
+def served(model: LanguageModel) -> Iterator[str]:
+    """Serve a model as "stdlib"; gives the address."""
     taken = socket.socket()
     taken.bind(("127.0.0.1", 0))
     config = uvicorn.Config(
@@ -43,6 +46,12 @@ def address(model: LanguageModel) -> Iterator[str]:
     yield f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
     server.should_exit = True
     thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def address(model: LanguageModel) -> Iterator[str]:
+    with served(model) as address:
+        yield address
 
 
 @pytest.fixture
@@ -255,6 +264,16 @@ def test_one_who_waits_and_goes_away_is_not_answered(address: str, model: Langua
     while model.batch.running and time.monotonic() < end:
         time.sleep(0.01)
     assert not model.batch.running
+
+
+def test_who_ends_the_server_ends_its_answers(model: LanguageModel) -> None:
+    config = uvicorn.Config(application(model, "stdlib", None), port=0, log_level="error")
+    server = Served(model, config)
+    answer = model.generate("def ", Sampling(temperature=0.0))
+    next(iter(answer))
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.should_exit and list(answer) and answer.finish == "length"
+    assert len(answer.tokens) < 4
 
 
 def test_what_is_refused_is_said(address: str, client: openai.OpenAI) -> None:

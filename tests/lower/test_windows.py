@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 import webtorch
 from tests.conftest import need_device
 from webtorch.errors import OutOfMemoryError
+from webtorch.ir.dtype import float32
 from webtorch.ir.program import Program
 from webtorch.lower.in_parts import within_bindings
 from webtorch.lower.layout import binding_bytes
@@ -105,11 +107,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
         lambda t, x, i: t.nn.functional.cross_entropy(x, i % 4), (numbers(400, 4), INDEX)
     ),
     "halves": (lambda t, x: x[:300] * x[300:], (numbers(600),)),
+    "padded": (lambda t, x: t.nn.functional.pad(x, (2, 3, 1, 0)) * 2, (numbers(30, 21),)),
     "joined": (lambda t, x: t.cat([x, x[:200]]), (numbers(600),)),
     "in place": (_in_place, (numbers(600),)),
     "running sum": (lambda t, x: x.cumsum(0), (numbers(600),)),
     "running sums of columns": (lambda t, x: x.cumsum(0), (numbers(90, 7),)),
     "sorted rows": (lambda t, x: x.sort(1).values, (numbers(20, 30),)),
+    "sorted rows of an odd length": (lambda t, x: x.sort(1).values, (numbers(150, 5),)),
     "convolution": (
         lambda t, x, w: t.nn.functional.conv2d(x, w, padding=1).relu(),
         (numbers(3, 3, 7, 7), numbers(4, 3, 3, 3)),
@@ -168,6 +172,13 @@ def test_windows_are_aligned_and_fit(narrow: Any) -> None:
             assert binding_bytes(slot.dtype, slot.elements) <= BINDING
 
 
+def test_what_lies_outside_a_tensor_takes_no_window(narrow: Any) -> None:
+    run, given = CASES["padded"]
+    program = within_bindings(_program(run, *[tuple(x.shape) for x in given]), narrow.limits)
+    # (32 where each window is looked through for it.)
+    assert len(program.steps) <= 8
+
+
 def test_parts_of_one_size_are_one_kernel(narrow: Any) -> None:
     program = within_bindings(_program(lambda t, x: x.exp(), (1024,)), narrow.limits)
     assert len(program.steps) >= 4 and len(program.routines) == 1
@@ -198,11 +209,28 @@ def test_a_loop_is_cut_before_the_row_over_an_edge_and_behind_it(spread: Any) ->
     assert len(program.steps) <= 8
 
 
+def test_few_rows_of_a_template_are_copied() -> None:
+    need_device("webgpu")
+    limits = replace(
+        resolve("webgpu").backend.limits, max_binding_bytes=1 << 14, max_buffer_bytes=1 << 14
+    )
+    program = _program(lambda t, x: x.sort(1).values, (2000, 6))
+    copies = within_bindings(program, limits).buffers[len(program.buffers) :]
+    # Two edges, each of operand and result: behind 32 rows of 24 bytes a window may begin. (And what is sorted by.)
+    assert sorted(b.elements for b in copies) == [32 * 6] * 4 + [2000 * 6]
+
+
 def test_data_goes_up_and_comes_back_through_several_buffers(spread: Any) -> None:
     for values in (np.arange(1001), np.arange(1001) > 500, np.linspace(0, 1, 777, dtype="f4")):
         x = webtorch.tensor(values, device="webgpu")
         assert x.tolist() == values.tolist()
         assert x.clone()[600:].tolist() == values[600:].tolist()
+    held = spread.upload(values.tobytes(), float32, values.size)
+
+    async def later() -> bytes:
+        return bytes(await spread.download_async(held))
+
+    assert len(held.block.row) == 4 and asyncio.run(later()) == values.tobytes()
     wide = np.arange(300) << 40
     assert webtorch.tensor(wide, device="webgpu").tolist() == wide.tolist()
     bad = webtorch.arange(600, device="webgpu")[webtorch.tensor([999], device="webgpu")]

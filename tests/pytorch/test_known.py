@@ -259,3 +259,59 @@ def test_lists_of_numbers_are_told_apart(webgpu: str) -> None:
     for _ in range(4):
         for dims in ([0], [1], [0, 1], [1, 2], []):
             torch.testing.assert_close(y.sum(dims).cpu(), x.sum(dims))
+
+
+# Calls of one operator that differ in a type, a sign, an option, or in how a tensor lies, in turn.
+FORMS: dict[str, list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]] = {
+    "numbers": [
+        lambda x, y: x.pow(2),
+        lambda x, y: x.pow(True),
+        lambda x, y: x.pow(2.0),
+        lambda x, y: x.pow(1.0),
+        lambda x, y: x.to(torch.int64).pow(2.0),
+    ],
+    "zeros": [
+        lambda x, y: 1 / F.threshold(x, 0.0, 0.0),
+        lambda x, y: 1 / F.threshold(x, 0.0, -0.0),
+    ],
+    "options": [
+        lambda x, y: x.add(y, alpha=2),
+        lambda x, y: x.add(y),
+        lambda x, y: x.add(x),
+        lambda x, y: x.add(y, alpha=2.5),
+        lambda x, y: x.add(y.t()),
+        lambda x, y: x.add(torch.nn.Parameter(y)).detach(),
+        lambda x, y: x[1:].add(y[:2]),
+    ],
+    "lists": [
+        lambda x, y: x.sum([0]),
+        lambda x, y: x.sum([0, 1]),
+        lambda x, y: x.sum([0], True),
+        lambda x, y: torch.cat([x, y]),
+        lambda x, y: torch.cat([x, x]),
+        lambda x, y: torch.cat([x, y, y.t()], 1),
+        lambda x, y: torch.cat([x, y, x, y, x]),
+    ],
+    "what is written": [
+        lambda x, y: x.clone().add_(y),
+        lambda x, y: x.clone()[0].add_(y[0]),
+        lambda x, y: (z := x.clone(), z.t().add_(y), z)[2],
+        lambda x, y: (z := x.clone()).add_(z),
+        lambda x, y: torch.empty_like(x).copy_(x).add_(y, alpha=3),
+        lambda x, y: (z := torch.cat([x, y]), z[:3].add_(y), z)[2],
+    ],
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_of_several_forms_are_told_apart(webgpu: str, name: str) -> None:
+    for _ in range(5):
+        x, y = torch.randn(3, 3), torch.randn(3, 3)
+        for call in FORMS[name]:
+            torch.testing.assert_close(call(x.to(webgpu), y.to(webgpu)).cpu(), call(x, y))
+    kept = torch.zeros(4, device=webgpu)
+    for _ in range(5):
+        assert (kept + 1.5).tolist() == [1.5] * len(kept)
+    kept.untyped_storage().resize_(8)
+    with pytest.raises(RuntimeError, match="needs a storage of"):
+        kept + 1.5

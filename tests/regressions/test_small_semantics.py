@@ -74,6 +74,9 @@ EXPRESSIONS = [
         "cov(a ** 2, fweights=torch.tensor([1, 2, 1, 3]))", "combinations(a[0], 3)",
         "combinations(a[0], 2, True)", "unravel_index(torch.tensor([5, 7]), (3, 4))[1]",
         "histc(a, 4)", "histc(a, 5, 0, 3)", "special.expit(a)", "special.gammaln(a + 9)",
+        "histc((torch.arange(60.0).sin() * 5).bfloat16(), 100, -5, 5)",
+        "histc(torch.arange(60.0).sqrt().bfloat16(), 100, 0, 10)",
+        "signal.windows.kaiser(torch.tensor(True))", "signal.windows.hann(torch.tensor(False))",
         "isposinf(a / 0)", "random.manual_seed(3).initial_seed() + a",
     )),
     *(f"torch.tensor({values}).mode({args})" for values in ([1, 2, 2, 3, 3], [[1, 2, 2], [3, 3, 1]], 4)

@@ -29,6 +29,7 @@ WHEEL = Path(str(distribution("torch").locate_file("")))
 # Files that are read from the wheel; all else is webtorch's.
 BORROWED = ("torch.testing._internal", "torch.testing._comparison", "torch.utils._import_utils",
             "torch.testing._utils", "torch._utils", "torch._utils_internal", "torch._vendor", "functorch")  # fmt: skip
+PARAMETERS = "torch.testing._internal.generated.annotated_fn_args"
 
 
 def _assert_metadata_eq(equal: Callable[[object, object], object], one: Any, other: Any) -> None:
@@ -45,6 +46,8 @@ ANSWERS: dict[str, Any] = {
     "torch._C._get_privateuse1_backend_name": lambda: "privateuseone",
     "torch._utils._is_privateuse1_backend_available": lambda: False,
     "torch._subclasses.meta_utils.assert_metadata_eq": _assert_metadata_eq,
+    # Parameters of functions, by the functions of PyTorch's core: those here say theirs themselves.
+    f"{PARAMETERS}.annotated_args": {},
     "torch._inductor.utils.GPU_TYPES": ["cuda", "mps", "xpu", "mtia"],
 }
 
@@ -88,7 +91,7 @@ class _Absent(type):
     def __getattr__(cls, name: str) -> Any:
         if name == "__all__":
             return []
-        if name.startswith("__") or name == "parametrize_fn":
+        if name == "parametrize_fn" or (name.startswith("__") and not hasattr(int, name)):
             raise AttributeError(name)
         return stand_in(f"{cls.__name__}.{name}", cls.__doc__ or "")
 
@@ -133,7 +136,9 @@ class _Borrowed:
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return where a module lies, None where webtorch is to answer."""
-        if any(name == one or name.startswith(f"{one}.") for one in BORROWED):
+        if name != PARAMETERS and any(
+            name == one or name.startswith(f"{one}.") for one in BORROWED
+        ):
             file = WHEEL.joinpath(*name.split("."))
             if file.is_dir():
                 return importlib.util.spec_from_file_location(

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -132,3 +133,24 @@ def test_tiles_suit_each_adapter(name: str) -> None:
         groups, many = split * -(-m // tile.rows) * -(-n // tile.columns), FAMILIES[limits.family]
         turns = -(-groups // many.multiprocessors)
         assert groups / (turns * many.multiprocessors) >= 0.5, (tile, split, groups)
+
+
+def test_a_pages_adapter_offers_no_more(
+    chromium: Any, serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(profiles.VARIABLE, "chrome-defaults")
+    page = chromium.new_page()
+    page.add_init_script(profiles.page_script())
+    page.goto(serve(tmp_path) + "blank")
+    found = page.evaluate(
+        """async () => {
+          const adapter = await navigator.gpu.requestAdapter();
+          const { maxBufferSize } = adapter.limits;
+          const device = await adapter.requestDevice({ requiredLimits: { maxBufferSize } });
+          const more = { requiredLimits: { maxBufferSize: 2 ** 29 } };
+          const told = await adapter.requestDevice(more).catch((e) => e.message);
+          return [maxBufferSize, device.limits.maxBufferSize, adapter.features.size, told];
+        }"""
+    )
+    page.close()
+    assert found == [2**28, 2**28, 0, "maxBufferSize: 536870912 is over 268435456"]

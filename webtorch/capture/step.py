@@ -550,7 +550,12 @@ class CompiledFunction:
         if states:
             captured, live = states[0]
             names = number_names(inputs)
-            return why_again(captured, live, numbers, self.free.get(key, ()), names, given)
+            before = dict(live)
+            # Decisions are looked at with the numbers of now.
+            live.update(numbers)
+            reason = why_again(captured, before, numbers, self.free.get(key, ()), names, given)
+            live.update(before)
+            return reason
         otherwise = _WRITTEN if in_place else _DECIDED
         if hash(key) in self.dropped:
             return f"its program was dropped: a function keeps {_MAX_SIGNATURES}"

@@ -70,6 +70,7 @@ from webtorch.tensors.host import (
     RunAsUsual,
     TracedOptions,
     bindings,
+    make_plain,
     tracing,
 )
 from webtorch.tensors.modes import mode
@@ -126,6 +127,9 @@ def capture(
     except _Unwatched as met:
         # What does not go by a name that the survey follows is looked at the second time.
         more = [*objects, *met.objects]
+        for group in (g for o in met.objects for g in o.param_groups):
+            # What the first one set there.
+            make_plain(group)
         return _Capturing(function, args, kwargs, tensors, more, *rest).run()
     finally:
         one_at_a_time.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 
 from rich.console import Console
@@ -16,7 +17,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
     try:
         import uvicorn
 
-        from webtorch.llm.server import application
+        from webtorch.llm.server import Served, application
     except ImportError as error:
         raise WebtorchError(f"serve-llm needs {error.name}: pip install {error.name}") from None
     with in_words():
@@ -33,7 +34,9 @@ def main(options: argparse.Namespace, console: Console) -> int:
         f"{options.model.stem} is at http://{options.host}:{options.port}/v1 (Ctrl+C ends)",
         highlight=False,
     )
-    uvicorn.run(
+    config = uvicorn.Config(
         served, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=2
     )  # fmt: skip
+    with contextlib.suppress(KeyboardInterrupt):
+        Served(model, config).run()
     return 0

@@ -47,3 +47,7 @@ __all__ = [
     "get_worker_info",
     "random_split",
 ]
+
+# As PyTorch's say "torch.utils.data": libraries look for it.
+for _name in __all__:
+    globals()[_name].__module__ = "webtorch.utils.data"

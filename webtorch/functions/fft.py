@@ -57,9 +57,9 @@ def _floating(name: str, x: Operand, wants_complex: bool) -> Tensor:
 
 def _real(name: str, x: Operand) -> Tensor:
     if isinstance(x, Tensor) and x.dtype.is_complex:
-        raise RuntimeError(
-            f"{name.removeprefix('fft_')} expects a real input tensor, but got {x.dtype}"
-        )
+        title = name.removeprefix("fft_")
+        kind = "real-valued" if title.endswith("n") else "real"
+        raise RuntimeError(f"{title} expects a {kind} input tensor, but got {x.dtype}")
     return _floating(name, x, False)
 
 

@@ -32,6 +32,11 @@ from webtorch.tensors.primitives import lay
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.values import taken_over, waited_for
+
+# From how many tensors on, and of how many bytes at most, those that are computed are joined at once.
+_MANY = 8
+_MOST_BYTES = 1 << 20
 
 
 def _joint_dtype(tensors: Sequence[Tensor]) -> DType:
@@ -60,6 +65,26 @@ def _shapes(tensors: Sequence[Tensor]) -> str:
     """Return the shapes of tensors for a message, the first few of many."""
     shown = ", ".join(str(list(t._shape)) for t in tensors[:6])
     return shown + (f", ... ({len(tensors)} tensors)" if len(tensors) > 6 else "")
+
+
+def _joined_now(tensors: Sequence[Tensor], dim: int, dtype: DType, new: bool) -> Tensor | None:
+    """Return many small tensors joined by NumPy, along a `new` dim or not, where they are computed: which of them are
+    one, or belong to another list as well, would tell programs apart, as of samples of a replay buffer. Else None.
+    """
+    if len(tensors) < _MANY or any(
+        x._requires_grad
+        or x.dtype is not dtype
+        or len(x._shape) > 3
+        or x._storage.node.kind != "buffer"
+        for x in tensors
+    ):
+        return None
+    if sum(x.nbytes for x in tensors) > _MOST_BYTES or (known := waited_for(*tensors)) is None:
+        return None
+    import numpy
+
+    joined: Any = numpy.stack if new else numpy.concatenate
+    return taken_over(joined(known, dim), dtype, tensors[0])
 
 
 def join(tensors: Sequence[Tensor], dim: int) -> Tensor:
@@ -104,6 +129,8 @@ def join(tensors: Sequence[Tensor], dim: int) -> Tensor:
                 )
         total += shape[dim]
     shape = (*first[:dim], total, *first[dim + 1 :])
+    if len(parts) == len(tensors) and (now := _joined_now(tensors, dim, dtype, False)) is not None:
+        return now
     with unrecorded():
         out = _joined(tensors, dim, shape, dtype)
     return tape.attach(out, "Cat", tensors, _parts, (), (dim, tuple([p._shape for p in tensors])))
@@ -193,6 +220,8 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
                 f"{list(part._shape)} at entry {i}: use cat to join tensors of different sizes"
             )
     dim = normalize_dim(dim, len(shape) + 1)
+    if (now := _joined_now(tensors, dim, tensors[0].dtype, True)) is not None:
+        return now
     with unrecorded():
         out = join([unsqueeze(part, dim) for part in tensors], dim)
         forms = tuple([(x._shape, x._strides) for x in tensors])

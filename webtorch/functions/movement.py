@@ -70,7 +70,9 @@ def sizes_of(
 
 def _integer(op: str, what: str, value: Any) -> int:
     try:
-        return operator.index(value)
+        if type(value) is not bool:
+            return operator.index(value)
+        raise TypeError
     except TypeError:
         raise TypeError(
             f"{op}(): argument '{what}' must be tuple of ints, but found element of type "

@@ -88,9 +88,10 @@ def _summed(x: Tensor, data: Tensor, reading: Reading, rows: int) -> Tensor:
     if _in_words(data):
         lanes = _in_lanes(bits, reading, shape)
     else:
+        bits = Tensor._from_node(bits._node(), x._storage.runtime)
         lanes = tuple(
             [
-                as_view(bits, shape, (columns, 0, reading.span, *strides), x._offset + offset)
+                _window(bits, shape, (columns, 0, reading.span, *strides), offset)
                 for offset, strides in reading.lanes
             ]
         )

@@ -2214,7 +2214,7 @@ def stack(
 ) -> _Tensor: ...
 def std(
     input: _Tensor,
-    dim: builtins.int | _Sequence[builtins.int] | None = ...,
+    dim: builtins.int | _Sequence[builtins.int] | builtins.bool | None = ...,
     unbiased: builtins.bool | None = ...,
     keepdim: builtins.bool = ...,
     *,
@@ -2223,7 +2223,7 @@ def std(
 ) -> _Tensor: ...
 def std_mean(
     input: _Tensor,
-    dim: builtins.int | _Sequence[builtins.int] | None = ...,
+    dim: builtins.int | _Sequence[builtins.int] | builtins.bool | None = ...,
     unbiased: builtins.bool | None = ...,
     keepdim: builtins.bool = ...,
     *,
@@ -2536,7 +2536,7 @@ def vander(
 ) -> _Tensor: ...
 def var(
     input: _Tensor,
-    dim: builtins.int | _Sequence[builtins.int] | None = ...,
+    dim: builtins.int | _Sequence[builtins.int] | builtins.bool | None = ...,
     unbiased: builtins.bool | None = ...,
     keepdim: builtins.bool = ...,
     *,
@@ -2545,7 +2545,7 @@ def var(
 ) -> _Tensor: ...
 def var_mean(
     input: _Tensor,
-    dim: builtins.int | _Sequence[builtins.int] | None = ...,
+    dim: builtins.int | _Sequence[builtins.int] | builtins.bool | None = ...,
     unbiased: builtins.bool | None = ...,
     keepdim: builtins.bool = ...,
     *,

@@ -379,13 +379,15 @@ def _histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Te
     if low == high:
         low, high = low - 1, high + 1
     if input.dtype.is_floating_point:
-        place = cast_to(((x - low) * (bins / (high - low))).floor(), int64)
+        # In the type of the elements, step by step, as PyTorch finds a bin.
+        start, end = (fill((), edge, x.dtype, x.device) for edge in (low, high))
+        place = cast_to(((x - start) * bins / (end - start)).floor(), int64)
     else:
         # In integers, as PyTorch's accelerators count them.
         x, low, high = cast_to(x, int64), int(low), int(high)
         place = elementwise.floor_divide((x - low) * bins, high - low)
-    # The upper end belongs to the last bin.
-    place = pointwise.where(x == high, bins - 1, place)
+    # The upper end belongs to the last bin, and what is rounded to it.
+    place = place.clamp(max=bins - 1)
     inside = (x >= low) & (x <= high)
     place = pointwise.where(inside, place, bins)
     return lookup.counted(place, bins + 1)[:bins].to(input.dtype)

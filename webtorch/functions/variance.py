@@ -134,7 +134,7 @@ _SPREADS: tuple[Any, ...] = (
 )
 def var(
     input: Tensor,
-    dim: int | Sequence[int] | None = None,
+    dim: int | Sequence[int] | bool | None = None,
     unbiased: bool | None = None,
     keepdim: bool = False,
     *,
@@ -154,7 +154,7 @@ def var(
 )
 def std(
     input: Tensor,
-    dim: int | Sequence[int] | None = None,
+    dim: int | Sequence[int] | bool | None = None,
     unbiased: bool | None = None,
     keepdim: bool = False,
     *,
@@ -176,7 +176,7 @@ def std(
 )
 def var_mean(
     input: Tensor,
-    dim: int | Sequence[int] | None = None,
+    dim: int | Sequence[int] | bool | None = None,
     unbiased: bool | None = None,
     keepdim: bool = False,
     *,
@@ -199,7 +199,7 @@ def var_mean(
 )
 def std_mean(
     input: Tensor,
-    dim: int | Sequence[int] | None = None,
+    dim: int | Sequence[int] | bool | None = None,
     unbiased: bool | None = None,
     keepdim: bool = False,
     *,

@@ -6,6 +6,7 @@ A window is a list of numbers that are computed here, in double precision, and u
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 
 from webtorch.functions import creation
@@ -101,7 +102,9 @@ def _window(values: Callable[..., Sequence[float]]) -> Op:
     ) -> Tensor:
         if M < 0:
             raise ValueError(f"{name} requires non-negative window length, got M={M}")
-        return _made(name, values(M, sym, **named), dtype, layout, device, requires_grad)
+        # A 0-d tensor of bools counts, too.
+        count = operator.index(M)
+        return _made(name, values(count, sym, **named), dtype, layout, device, requires_grad)
 
     return composite(
         name=f"windows_{name}", family="creation", function_in=WINDOWS,

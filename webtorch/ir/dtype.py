@@ -55,10 +55,10 @@ class DType:
         return _PARTS.get(self, self)
 
     def to_complex(self) -> DType:
-        """Return the complex type with parts of this type; complex64 for bfloat16 and integers, as PyTorch has it."""
+        """Return the complex type with parts of this type; complex64 for bfloat16. Raises RuntimeError for integers."""
         if self.is_complex:
             return self
-        if self.alone:
+        if self.kind != "float":
             raise RuntimeError(f"Unknown Complex ScalarType for {self.legacy}")
         return _OF_PARTS.get(self, complex64)
 

@@ -222,6 +222,13 @@ class Batch:
             finally:
                 self._release()
 
+    def stop(self) -> None:
+        """End all answers that are being made, or wait."""
+        with self._changed:
+            for run in (*self.waiting, *(t.run for t in self.texts if t.run is not None)):
+                run.ended, run.finish = True, run.finish or "length"
+            self._changed.notify_all()
+
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Compute something else between two rounds."""

@@ -11,14 +11,17 @@ import contextlib
 import dataclasses
 import hmac
 import json
+import logging
 import struct
 import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -34,7 +37,7 @@ from webtorch.llm.sampling import MOST_LIKELY, Sampling
 from webtorch.llm.template import Message, TemplateError
 from webtorch.llm.tools import Call, Form, Reader, form_of
 
-__all__ = ["application"]
+__all__ = ["Served", "application"]
 
 # Longer bodies are no conversation.
 _MOST_BYTES = 1 << 25
@@ -627,6 +630,27 @@ class _Server:
                 break
         usage = {"prompt_tokens": count, "total_tokens": count}
         return JSONResponse({"object": "list", "data": data, "model": self.name, "usage": usage})
+
+
+def _is_fault(record: logging.LogRecord) -> bool:
+    """Return whether a line of the log is of something else than a task that was ended."""
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+class Served(uvicorn.Server):
+    """A server that ends what is being answered when it is told to end, so that nobody waits for the rest."""
+
+    def __init__(self, model: LanguageModel, config: uvicorn.Config) -> None:
+        """Take the model that the application answers with."""
+        super().__init__(config)
+        self.model = model
+        # Who reads no more is cut off at the end, which is no fault of the server's.
+        logging.getLogger("uvicorn.error").addFilter(_is_fault)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End answers, then as usual."""
+        self.model.batch.stop()
+        super().handle_exit(sig, frame)
 
 
 def application(

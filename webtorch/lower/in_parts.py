@@ -8,8 +8,9 @@ may not begin at that element.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import gcd
 from typing import Any
 
 from webtorch.ir import expr as ex
@@ -164,6 +165,24 @@ class _InParts(Windows):
                 return count // unit * unit
         return count
 
+    def _parts(
+        self, rows: int, most: int, operands: Sequence[tuple[DType, int]]
+    ) -> Iterator[tuple[int, int]]:
+        """Yield so many rows at most, the first and how many; `operands` are types and elements of a row.
+
+        Those that reach over an edge of memory are few, as they are copied; those after them begin where windows may.
+        """
+        units = [aligned_elements(t) // gcd(n, aligned_elements(t)) for t, n in operands]
+        unit, first = max(units), 0
+        while first < rows:
+            count = min(most, rows - first)
+            for dtype, length in operands:
+                before = self.up_to_edge(dtype, first * length) // length
+                if before < count:
+                    count = before - before % unit or min(unit, count)
+            yield first, count
+            first += count
+
     # -- templates
 
     def _sort(self, step: Dispatch, r: Sort) -> None:
@@ -171,8 +190,10 @@ class _InParts(Windows):
         if not rows:
             raise self.refusal(r.name, "a row is sorted as a whole")
         source, target = step.buffers
-        for first in range(0, r.rows, rows):
-            count = min(rows, r.rows - first)
+        types = [s.dtype for s in r.buffers]
+        for first, count in self._parts(
+            r.rows, rows, list(zip(types, (r.length, r.count), strict=True))
+        ):
             parts = [
                 (source, first * r.length, count * r.length),
                 (target, first * r.count, count * r.count),
@@ -183,8 +204,8 @@ class _InParts(Windows):
         row = r.length * r.inner
         rows = self._rows(r.buffers, r.outer)
         source, target = step.buffers
-        for first in range(0, r.outer, max(rows, 1)):
-            count = min(max(rows, 1), r.outer - first)
+        operands = [(s.dtype, row) for s in r.buffers]
+        for first, count in self._parts(r.outer, max(rows, 1), operands):
             if rows:
                 part = first * row, count * row
                 self._run(replace(r, outer=count), step, [(source, *part), (target, *part)])
@@ -242,12 +263,14 @@ class _InParts(Windows):
             return
         points = image_points(r.kind, r.weight_shape) if weight else r.points
         total = numel(points)
-        chunks = range(0, images, count)
+        operands = [(types[s], n) for s, n in mine.items()]
+        chunks = list(
+            self._parts(images, count, operands if weight else [*operands, (types[2], out)])
+        )
         sums = self.temporary(r.accumulates, total * len(chunks) if weight else total)
         slot = BufferSlot(r.accumulates, "write", total)
         plain = replace(r, buffers=(*r.buffers[:2], slot), args=(), epilogue=())
-        for part, first in enumerate(chunks):
-            n = min(count, images - first)
+        for part, (first, n) in enumerate(chunks):
             made = replace(
                 plain,
                 input_shape=(n, *r.input_shape[1:]),

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import DType, bfloat16, bool_, float16, int32
+from webtorch.ir.dtype import DType, bfloat16, bool_, float16, float32, int32
 from webtorch.ir.expr import Expr, cost_cpu
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.ir.view import numel
@@ -37,6 +37,9 @@ _ROW_BYTES = 1 << 16
 # Innermost loops of fewer turns are merged with those around them, up to this many turns: vectors need some.
 _SHORT = 16
 _MERGED = 64
+# Sums over innermost loops of so many turns, one to four vectors, that come again are added up in lanes: vectors are
+# summed up once, not for each loop.
+_LANES = range(16, 33)
 # Nested inner loops of at most this many points in all are unrolled: LLVM's vectors run along outer points of one
 # loop at most.
 _UNROLLED = 8
@@ -54,6 +57,8 @@ class _Writer(ValueWriter):
     def __init__(self, kernel: Kernel, varying: bool) -> None:
         super().__init__(kernel)
         self.varying = varying
+        # Lines that make memory of the function's.
+        self.arrays: list[str] = []
 
     # -- the kernel ---------------------------
 
@@ -247,7 +252,7 @@ class _Writer(ValueWriter):
             f"{name} = local({e.dtype.name}, {self.kernel.inner_count})"
             for e, name in self.rows.items()
         ]
-        self.scopes[-1].lines[:0] = arrays
+        self.scopes[-1].lines[:0] = arrays + self.arrays
 
     def neighbours(self, live: list[int]) -> list[int]:
         """Return the last outer dims, if vectors should run along them: where the inner loops are so
@@ -403,6 +408,9 @@ class _Writer(ValueWriter):
             self.line(f"acc{k} = {start(r)}")
             if is_pair(r):
                 self.line(f"at{k} = int64(0)")
+        if not blocked and self.sums_in_lanes(reduces, live):
+            self.lane_sums(group, live[-1])
+            return
 
         def body() -> None:
             """Write what one inner point adds."""
@@ -424,6 +432,39 @@ class _Writer(ValueWriter):
             self.close(f"for j in range(0, {self.dims[first]}, {size}):")
         for k, r in reduces:
             self.line(f"r{k} = {self.finish(k, r)}")
+            self.know(("reduced", k))
+
+    def sums_in_lanes(self, reduces: Sequence[tuple[int, Reduce]], live: list[int]) -> bool:
+        """Whether a stage's sums are added up in lanes."""
+        return (
+            not self.varying
+            and len(live) > 1
+            and self.dims[live[-1]] in _LANES
+            and all(r.op == "sum" and r.value.dtype is float32 for _, r in reduces)
+        )
+
+    def lane_sums(self, group: list[int], last: int) -> None:
+        """Write the float sums of a stage, with a lane for each turn of the innermost loop."""
+        count = self.dims[last]
+        names = {k: f"lanes{k}" for k in group}
+        self.arrays += [f"{name} = local(float32, {count})" for name in names.values()]
+
+        def body() -> None:
+            """Write what one inner point adds to its lane."""
+            for k, name in names.items():
+                self.line(
+                    f"{name}[i{last}] = {name}[i{last}] + {self.value(self.kernel.reduces[k].value)}"
+                )
+
+        self.line(f"for c in range({count}):")
+        for name in names.values():
+            self.line(f"    {name}[c] = float32(0)")
+        self.inner_loops(body)
+        self.line(f"for c in range({count}):")
+        for k, name in names.items():
+            self.line(f"    acc{k} += {name}[c]")
+        for k in group:
+            self.line(f"r{k} = acc{k}")
             self.know(("reduced", k))
 
     def accumulate(self, k: int, r: Reduce, acc: str) -> None:
@@ -471,7 +512,6 @@ class _Writer(ValueWriter):
         """Write a kernel whose reductions run across memory: COLUMNS neighbours at once."""
         outer = self.kernel.outer
         last = max(d for d, size in enumerate(outer) if size > 1)
-        self.arrays: list[str] = []
         self.line("i = begin")
         self.open()
         self.decode_segment(outer, last, f"min(min({outer[last]} - start, end - i), {COLUMNS})")

@@ -216,8 +216,9 @@ class Windows:
     ) -> tuple[int, int]:
         """Return the first and the last element that a position can be."""
         low, high = bounds(position, memo)
-        low, high = max(low, 0), min(high, slot.elements - 1)
-        return (int(low), int(high)) if low <= high else (0, slot.elements - 1)
+        last = max(slot.elements - 1, 0)
+        # (Where all of it lies outside, a mask keeps the kernel from reading it.)
+        return int(min(max(low, 0), last)), int(min(max(high, 0), last))
 
     def _window(self, slot: BufferSlot, low: int, high: int) -> tuple[int, int]:
         """Return where the window with these elements begins, and how many it has."""
@@ -232,10 +233,14 @@ class Windows:
             slot.dtype, self._window(slot, low, high)[1]
         )
 
+    def up_to_edge(self, dtype: DType, first: int) -> int:
+        """Return how many elements from one on lie in the same buffer of a row."""
+        step = self.limits.row_step // device_bytes(dtype, 1)
+        return step - first % step
+
     def crosses(self, dtype: DType, low: int, high: int) -> bool:
         """Whether the first and the last of these elements may lie in two buffers of a row."""
-        step = self.limits.row_step // device_bytes(dtype, 1)
-        return low // step != high // step
+        return high - low >= self.up_to_edge(dtype, low)
 
     def _too_wide(self, k: Kernel) -> list[Access]:
         memo: dict[Expr, Range] = {}
@@ -541,11 +546,11 @@ class Windows:
         """Yield the windows of a whole buffer: the first element and how many."""
         unit = aligned_elements(slot.dtype)
         count = self.most // device_bytes(slot.dtype, 1) // unit * unit
-        step = self.limits.row_step // device_bytes(slot.dtype, 1)
         low = 0
         while low < slot.elements:
-            yield low, min(count, step - low % step, slot.elements - low)
-            low += min(count, step - low % step)
+            size = min(count, self.up_to_edge(slot.dtype, low), slot.elements - low)
+            yield low, size
+            low += size
 
     def _at_window(
         self, w: Work, slot: int, low: int, count: int, stores: tuple[Store, ...]

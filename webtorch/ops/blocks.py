@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from webtorch.ir import expr as ex
-from webtorch.ir.dtype import float32, int32, uint32
+from webtorch.ir.dtype import float16, float32, int16, int32, uint32
 from webtorch.ir.expr import Expr
 from webtorch.ops.bits import half_from_bits
 from webtorch.ops.record import Elementwise
@@ -30,7 +30,7 @@ _LANES = 32
 _MOST_OPERANDS = 256
 # Elements that one turn of a loop over bytes sums, over its short last axis: what is left of the turns are sums of a
 # processor's lanes.
-_SUMMED = 256
+_SUMMED = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,13 +82,20 @@ def _format(
 
 class Block:
     """The bytes of a block, as a formula reads them. `data` is given a place, a stride for each axis, and a count of
-    bytes.
+    bytes. `halves`: whether processors read them, which know float16. `fused`: whether they multiply and add in one,
+    as in products, of which no bit is promised.
     """
 
-    __slots__ = ("data",)
+    __slots__ = ("data", "fused", "halves")
 
-    def __init__(self, data: Callable[[int, tuple[int, ...], int], Expr]) -> None:
-        self.data = data
+    def __init__(
+        self, data: Callable[[int, tuple[int, ...], int], Expr], halves: bool, fused: bool
+    ) -> None:
+        self.data, self.halves, self.fused = data, halves, fused
+
+    def above(self, scale: Expr, q: Expr, low: Expr) -> Expr:
+        """Return a number times a scale, and the least number added."""
+        return ex.fma(scale, _number(q), low) if self.fused else scale * _number(q) + low
 
     def byte(self, at: int, *strides: int) -> Expr:
         """Return a byte, 0 to 255. `strides` say by how many bytes a step along each axis moves."""
@@ -100,7 +107,10 @@ class Block:
 
     def half(self, at: int) -> Expr:
         """Return the value of a float16."""
-        return half_from_bits(ex.bitcast(self.data(at, (), 2), uint32))
+        word = self.data(at, (), 2)
+        if self.halves:
+            return ex.cast(ex.bitcast(ex.cast(word, int16), float16), float32)
+        return half_from_bits(ex.bitcast(word, uint32))
 
     def word(self, at: int) -> Expr:
         """Return four bytes, the lowest first."""
@@ -153,23 +163,26 @@ def _q4_0(b: Block, h: Expr, _c: Expr) -> Expr:
 
 @_format("Q4_1", 20, (2, 16), (0,))
 def _q4_1(b: Block, h: Expr, _c: Expr) -> Expr:
-    return b.half(0) * _number(_cut(b.byte(4, 0, 1), h * 4, 4)) + b.half(2)
+    return b.above(b.half(0), _cut(b.byte(4, 0, 1), h * 4, 4), b.half(2))
 
 
-def _fifth(b: Block, at: int, h: Expr, c: Expr) -> Expr:
-    return ex.shl(_cut(b.word(at), h * 16 + c, 1), 4)
+def _with_fifth(b: Block, at: int, h: Expr, c: Expr, clear: int) -> Expr:
+    """Return a number of five bits, whose fifth ones are a word before the others, less `clear`: tests of bits are
+    masks of vectors.
+    """
+    q = _cut(b.byte(at + 4, 0, 1), h * 4, 4)
+    bit = ex.shl(ex.const(1, int32), h * 16 + c)
+    return ex.where(ex.eq(b.word(at) & bit, 0), q - clear, q + (16 - clear))
 
 
 @_format("Q5_0", 22, (2, 16), (0,))
 def _q5_0(b: Block, h: Expr, c: Expr) -> Expr:
-    q = _cut(b.byte(6, 0, 1), h * 4, 4) | _fifth(b, 2, h, c)
-    return b.half(0) * _number(q - 16)
+    return b.half(0) * _number(_with_fifth(b, 2, h, c, 16))
 
 
 @_format("Q5_1", 24, (2, 16), (0,))
 def _q5_1(b: Block, h: Expr, c: Expr) -> Expr:
-    q = _cut(b.byte(8, 0, 1), h * 4, 4) | _fifth(b, 4, h, c)
-    return b.half(0) * _number(q) + b.half(2)
+    return b.above(b.half(0), _with_fifth(b, 4, h, c, 0), b.half(2))
 
 
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -224,7 +237,7 @@ def _six_bits(b: Block, k: Expr) -> tuple[Expr, Expr]:
 @_format("Q4_K", 144, (2, 2, 2, 32), (2,))
 def _q4_k(b: Block, k: Expr, _j: Expr, h: Expr, _c: Expr) -> Expr:
     scale, low = _six_bits(b, k)
-    return scale * _number(_cut(b.byte(16, 64, 32, 0, 1), h * 4, 4)) - low
+    return b.above(scale, _cut(b.byte(16, 64, 32, 0, 1), h * 4, 4), -low)
 
 
 @_format("Q5_K", 176, (2, 2, 2, 32), (2,))
@@ -232,7 +245,7 @@ def _q5_k(b: Block, k: Expr, j: Expr, h: Expr, _c: Expr) -> Expr:
     scale, low = _six_bits(b, k)
     fifth = _cut(b.byte(16, 0, 0, 0, 1), k * 4 + j * 2 + h, 1)
     q = _cut(b.byte(48, 64, 32, 0, 1), h * 4, 4) | ex.shl(fifth, 4)
-    return scale * _number(q) - low
+    return b.above(scale, q, -low)
 
 
 @_format("Q6_K", 210, (2, 2, 2, 2, 16), (1,))
@@ -428,12 +441,18 @@ class _Windows:
 
 
 def _value(
-    windows: _Windows, fixed: dict[int, int], places: Sequence[Expr], operands: Sequence[Expr]
+    windows: _Windows,
+    fixed: dict[int, int],
+    places: Sequence[Expr],
+    operands: Sequence[Expr],
+    fused: bool,
 ) -> Expr:
     """Return an element's value. The blocks of a group lie differently in words: each has a formula of its own."""
     axes = windows.axes
     if 0 not in fixed and axes.blocks > 1:
-        found = [_value(windows, {**fixed, 0: i}, places, operands) for i in range(axes.blocks)]
+        found = [
+            _value(windows, {**fixed, 0: i}, places, operands, fused) for i in range(axes.blocks)
+        ]
         out = found[-1]
         for i in reversed(range(axes.blocks - 1)):
             out = ex.where(ex.eq(places[0], i), found[i], out)
@@ -444,7 +463,7 @@ def _value(
         """Return some bytes of the block."""
         return windows.read(at, strides, count, fixed, given)(operands)
 
-    return axes.form.value(Block(data), *axes.places_in(given))
+    return axes.form.value(Block(data, not axes.words, fused), *axes.places_in(given))
 
 
 def _reading(name: str, words: int, blocks: int, shared: Sequence[int], title: str) -> Reading:
@@ -469,13 +488,16 @@ def _reading(name: str, words: int, blocks: int, shared: Sequence[int], title: s
         places = [ex.const(0, int32)] * len(sizes)
         for i, place in zip(loops, rest, strict=False):
             places[i] = place
-        values = [_value(windows, fixed, places, operands) for fixed in turns]
+        fused = bool(shared) and not words
+        values = [_value(windows, fixed, places, operands, fused) for fixed in turns]
         if not shared:
             return values[0]
         row = [ex.bitcast(x, float32) for x in rest[len(loops) :]]
-        return functools.reduce(
-            lambda x, y: x + y, [v * x for v, x in zip(values, row, strict=True)]
-        )
+        total = values[0] * row[0]
+        for v, x in zip(values[1:], row[1:], strict=True):
+            # Shaders need not have it as one instruction.
+            total = total + v * x if words else ex.fma(v, x, total)
+        return total
 
     # Which windows there are shows when the formula is written out.
     windows = _Windows(axes, loops)

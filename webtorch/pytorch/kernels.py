@@ -159,6 +159,7 @@ def functional(
     says how results lie where the operator's entry does not.
     """
     kinds, function = Kinds(is_free(function)), placed(function)
+    plain = not writes and draws is None
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         """Run the operator."""
@@ -167,6 +168,8 @@ def functional(
         nodes: list[Node] = []
         numbers: list[float] = []
         plan = kinds.find(args, kwargs, nodes, numbers)
+        if plain and type(plan) is Plan:
+            return plan.tensors(nodes, numbers, user_line())
         outs: Sequence[torch.Tensor] = [args[n] for n in writes] if writes else ()
         drawn = None if draws is None else draws(args[0])
         if drawn is not None:

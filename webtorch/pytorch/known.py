@@ -30,6 +30,7 @@ from webtorch.pytorch.device import (
     reach,
     runtime,
 )
+from webtorch.pytorch.looking import Looks
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.modes import transforms
 from webtorch.tensors.promotion import depending
@@ -272,7 +273,7 @@ class Plan:
         )
 
 
-class _Near:
+class Near:
     """How the tensors of a call lie: PyTorch compares their types, sizes and strides in one call, where to ask for them
     takes three for each tensor, and their hash as long.
     """
@@ -292,13 +293,15 @@ class _Near:
 class Kinds:
     """The kinds of calls that an operator knows. `free`: it records one elementwise operation, whatever its numbers."""
 
-    __slots__ = ("__weakref__", "failures", "found", "free", "heavy", "near")
+    __slots__ = ("__weakref__", "failures", "found", "free", "heavy", "looks", "near")
 
     def __init__(self, free: bool = False) -> None:
         # By kind of call: False where it was seen once, None where it cannot be known.
         self.found: dict[Key, Plan | Literal[False] | None] = {}
-        # By what is known of a call without its tensors' geometry: see `_Near`.
-        self.near: dict[Key, list[_Near]] = {}
+        # By what is known of a call without its tensors' geometry: see `Near`.
+        self.near: dict[Key, list[Near]] = {}
+        # The same by the forms of calls, most of which are found so.
+        self.looks = Looks()
         self.failures = 0
         self.free = free
         # Whether programs begin with it rather than with another: what comes before it is seldom fused with it.
@@ -309,6 +312,7 @@ class Kinds:
         """Drop what is known."""
         self.found.clear()
         self.near.clear()
+        self.looks = Looks()
 
     def find(
         self,
@@ -326,7 +330,15 @@ class Kinds:
         the first argument as well. `begun`: what `begin` gave for other arguments, whose free numbers are there.
         """
         home = opened.runtime
-        if home is None or self.failures >= _MOST_FAILURES or not is_calm(home):
+        # As `is_calm` says, without a frame.
+        if (
+            home is None
+            or self.failures >= _MOST_FAILURES
+            or (active.count and not alone())
+            or transforms.count
+            or home.recording is not None
+            or home.lent
+        ):
             return None
         ahead = home.ahead
         if ahead.calls >= ahead.most << (not self.heavy):
@@ -334,6 +346,13 @@ class Kinds:
             home.flush()
         ahead.calls += 1
         home.apart = True
+        is_first = out is not None and inplace and args[0] is out
+        has_form = not begun and (is_first or out is None)
+        if has_form:
+            for look in self.looks.all:
+                known = look(args, kwargs, nodes, numbers)
+                if known is not None:
+                    return known
         parts: list[object] = [*begun]
         tensors: list[torch.Tensor] = []
         try:
@@ -345,9 +364,7 @@ class Kinds:
                     values += option
             if not _kinds(values, parts, nodes, tensors, numbers if self.free else None):
                 return None
-            if out is not None and not _target(
-                out, parts, nodes, tensors, inplace and args[0] is out
-            ):
+            if out is not None and not _target(out, parts, nodes, tensors, is_first):
                 return None
         except AttributeError:
             # The storage of another device, or one that does not carry its memory yet.
@@ -365,6 +382,8 @@ class Kinds:
                 if each.check(*seen):
                     offsets = each.offsets
                     if offsets is None or offsets == [offset_of(x) for x in seen]:
+                        if has_form and seen is tensors and self.looks.patience:
+                            self.looks.keep(args, kwargs, near, bool(numbers), is_first)
                         return each.plan
         key = brief, tuple([_lies(x) for x in tensors])
         found = self.look_up(key)
@@ -391,7 +410,7 @@ class Kinds:
         near = self.near.setdefault(brief, [])
         if len(near) >= _MOST_NEAR:
             near.pop(0)
-        near.append(_Near(tensors, plan))
+        near.append(Near(tensors, plan))
 
     def begin(self, values: Sequence[object]) -> tuple[list[Any], list[float]]:
         """Return what the kinds of several calls have in common, of numbers and the like, and their free numbers."""

@@ -35,7 +35,7 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
     runtime = program.runtime
     facts = last.known or facts_along(last)
     if program.late is None:
-        _plan(facts, program)
+        _plan(facts, program, last)
     holders = _holders(run, facts, program)
     if holders is None:
         return False
@@ -44,6 +44,7 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
             return False
         if runtime.pending or runtime.apart or runtime.arriving:
             runtime.realize()
+        run.move_back()
         group = group_for(run, program)
         rest = None if group is None else group.buffers
         found, donated = _inputs(run, program, group)
@@ -144,6 +145,8 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
             for node, (kind, value) in zip(saved, program.saved, strict=True)
         ]
         run.saved = [node for node in values if node is not None]
+        run.move_on()
+        run.forget_moves()
     finish()
     return True
 
@@ -173,13 +176,14 @@ def _holders(
     return None if lacking else holders
 
 
-def _plan(facts: list[Facts], program: Program) -> None:
+def _plan(facts: list[Facts], program: Program, last: Step) -> None:
     """Find the outputs of a program that are all of a result whose graph nobody can use."""
+    moved = {s.place for s in last.path() if s.kind == "move"}
     shared = Counter([f.storage for f in facts])
     late = [
         (place, slot, Known(shape, version, program.runtime, f.title, picker(program.used.get(slot, ()))))
         for place, (kind, slot, shape, version) in enumerate(program.outputs)
-        if kind == "slot" and not program.open and shared[slot] == 1
+        if kind == "slot" and slot not in moved and not program.open and shared[slot] == 1
         for f in [facts[slot]]
         if f.base is None and not f.apart and (slot in program.used or not f.title)
     ]  # fmt: skip
@@ -189,6 +193,7 @@ def _plan(facts: list[Facts], program: Program) -> None:
     program.late = Waiting(late)
     program.all_late = (
         program.executable.tells
+        and not moved
         and not program.open
         and not program.saved
         and all(program.outputs[k][0] == "slot" for k in program.others)
@@ -278,12 +283,14 @@ def _buffers(program: Program, rest: list[Any] | None, found: dict[int, Node]) -
 
 def _count(run: Run, step: Step, group: Group | None, sign: int) -> None:
     """Count the writes of an optimizer's step, or take them back."""
+    run.move_on()
     if group is None:
         run.count_writes(step.writes, sign)
     else:
         group.tally.count += sign
         if group.writes:
             run.count_writes(group.writes, sign)
+    run.move_back()
 
 
 def _at(run: Run, origin: Origin) -> tuple[Storage | None, Node | None]:
@@ -364,17 +371,20 @@ def _settle(
             if t is not None:
                 holders[slot] = [(slot, t)]
     runtime = program.runtime
+    homes = {place: home for home, place in run.homes.items()}
     for k in program.others if kept else range(len(outputs)):
         buffer, (kind, value, shape, version) = buffers[k], outputs[k]
         if kind == "saved":
             continue
         known = None if apart else first.get(id(buffer))
         if kind == "slot":
-            held = holders.get(value)
-            if held is None:
+            home = homes.get(value)
+            if home is None and value not in holders:
                 continue
             node = Node.in_memory(shape, buffer.dtype, buffer) if known is None else known.share()
-            storage = fresh[value] = Storage(node, runtime)
+            storage = fresh[value] = Storage(node, runtime) if home is None else home
+            if home is not None:
+                home.__init__(node, runtime)  # type: ignore[misc]
             storage.version = version
         else:
             storage = externals[value]._storage

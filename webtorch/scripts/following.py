@@ -28,11 +28,12 @@ from webtorch.runtime.frozen import Frozen
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.runtime.watch import watch
 from webtorch.scripts.account import Account
-from webtorch.scripts.changes import changes, made_as_usual, tensors_in
+from webtorch.scripts.changes import changes, history_of, made_as_usual, tensors_in
 from webtorch.scripts.computing import compute
 from webtorch.scripts.differing import difference
 from webtorch.scripts.late import complete, give_all
 from webtorch.scripts.leaving import make_calls
+from webtorch.scripts.lent import Copies, is_touched
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
 from webtorch.scripts.resting import wake, wake_all
@@ -41,10 +42,10 @@ from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program,
 from webtorch.scripts.turning import BEGIN, GO_ON, Turning
 from webtorch.tensors.base import LATE
 from webtorch.tensors.engine import InPass, TensorHook
-from webtorch.tensors.host import Draw, tracing
+from webtorch.tensors.host import Draw, bindings, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
-from webtorch.tensors.storage import Storage, writes
+from webtorch.tensors.storage import Left, Storage, writes
 from webtorch.tensors.tape import EnoughComputed, RemovableHandle, looks_at_each
 from webtorch.tensors.tensor import Tensor
 
@@ -78,7 +79,7 @@ _MOST_FAILURES = 2
 _MAX_UNFINISHED = 4
 
 # Kinds of steps that depend on nothing but their arguments.
-_ALONE = frozenset({"operation", "gradient", "mark", "hook", "function", "part", "stop"})
+_ALONE = frozenset({"operation", "gradient", "mark", "hook", "function", "part", "stop", "move"})
 # Those of backward passes; and after how many that stood in no script steps are taken to be written by hand.
 _PASSES = frozenset({"backward", "gradients"})
 _MANY_STRAY = 3
@@ -154,6 +155,8 @@ class Follower:
         self.looks = False
         # Those with which steps begin that gave what is there, such as a batch that lies where it is wanted.
         self.idle: dict[Callee, set[object]] = {}
+        # Those of tensors that NumPy sees.
+        self.copies = Copies()
         self.account = Account()
         self.counts, self.reasons = self.account.counts, self.account.reasons
         self.note = self.account.note
@@ -243,6 +246,8 @@ class Follower:
             self.asides = [run for run in self.asides if run.is_open]
             if len(self.asides) > _MAX_ASIDES:
                 self.make_graph(self.asides[0], "many results are kept with their graphs")
+        if self.copies.known and not (self.asides or self.unfinished):
+            self.copies.forget_dead()
         self.counts["steps"] += 1
         self.in_vain = 0 if followed else self.in_vain + 1
         self.paused -= followed and self.paused > 0
@@ -271,10 +276,11 @@ class Follower:
 
     def count(self, run: Run) -> None:
         """Count what a run that was followed has gained: the calls that it answered, less what a run costs as well. A
-        backward pass and an optimizer's step are worth more than that.
+        backward pass and an optimizer's step are worth more than that, and records of gradients take as long as calls.
         """
+        gained = 1 + len(run.slots) - run.first
         large = run.differentiated or run.at.kind == "step"
-        gained = 1 + len(run.slots) - run.first - (0 if large else _A_RUN)
+        gained = 2 * gained if large else gained - _A_RUN
         self.gained += max(0, gained)
         self.lost -= min(0, gained)
 
@@ -330,10 +336,13 @@ class Follower:
         if role == "mark" and run.slot_of(args[0]) is None:
             return self.mark(run, callee, args, kwargs)
         if role == "alias" and len(args) == 2:
-            if not self.lies_there(run, *args):
+            if self.lies_there(run, *args):
+                # As `x.data += 1` ends: it is there already.
+                return None
+            if not self.may_move(run, *args):
                 return self.other(run, callee, args, kwargs)
-            # As `x.data += 1` ends: it is there already.
-            return None
+            self.make_graphs(f"{callee.name} is set", args)
+            return self.operation(self.run, callee, args, kwargs)
         if role in _STEPS:
             return self.operation(run, callee, args, kwargs)
         if role == "flag":
@@ -360,6 +369,7 @@ class Follower:
 
     def differentiate(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Run a backward pass; the hooks that it calls are called like other code."""
+        self.renew_copies()
         turning = Turning(callee, self.settle)
         found = self.call(BEGIN, (turning, *args), kwargs)
         if turning.function is None:
@@ -383,25 +393,43 @@ class Follower:
 
     def lies_there(self, run: Run, t: Tensor, value: object) -> bool:
         """Whether a value is what a tensor from outside is, on the same memory."""
-        if not isinstance(value, Tensor) or run.external_of(t) is None:
+        if run.external_of(t) is None or not isinstance(value, Tensor) or not _lie_alike(t, value):
             return False
-        slot, place = run.slot_of(value), (t._shape, t._strides, t._offset, t.dtype)
-        if (value._shape, value._strides, value._offset, value.dtype) != place:
-            return False
+        slot = run.slot_of(value)
         if slot is None:
             return value._storage is t._storage
         facts = (facts_along(run.at) if run.promised else run.facts)[slot]
-        return facts.storage == -1 - run.storages[t._storage]
+        return facts.storage == run.place_of_storage(t)
+
+    def may_move(self, run: Run, t: Tensor, value: object) -> bool:
+        """Whether a tensor from outside may get other memory, of the same form, within a script."""
+        return (
+            t._whole
+            and t._base is None
+            and run.slot_of(t) is None
+            and isinstance(value, Tensor)
+            and _lie_alike(t, value)
+            and not t._levels
+        )
 
     def mark(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
-        """Have gradients recorded for a tensor from outside, or not."""
-        t = args[0]
-        if any(x is t for x in run.externals) or any(
-            last.slot_of(t) is not None or any(x is t for x in last.externals)
-            for last in self.asides
+        """Have gradients recorded for a tensor from outside, or not: a step of the script if it has seen it."""
+        t, value = args[0], args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+        if (
+            t._requires_grad is value
+            and t._base is None
+            and history_of(t) is None
+            and not self.is_looked_at()
         ):
+            return t
+        if any(last.slot_of(t) is not None for last in self.asides):
             return self.other(run, callee, args, kwargs)
+        before: list[Run | _Unfinished] = [run, *self.asides, *self.unfinished]
+        if any(last.was_given_one_of(args) for last in before):
+            return self.operation(run, callee, args, kwargs)
         if weakref.getweakrefcount(t):
+            # From here on it is not enough that tensors are those of before.
+            run.careful = True
             return self.inside(callee, args, kwargs)
         # No script has ever seen it.
         self.depth += 1
@@ -425,7 +453,8 @@ class Follower:
         """Whether an argument is a tensor that the run gave, or promises to write, or has one."""
         run = self.run
         return any(
-            run.slot_of(t) is not None or t._storage in run.undo for t in tensors_in((value,))
+            run.slot_of(t) is not None or t._storage in run.undo or t._storage in run.homes
+            for t in tensors_in((value,))
         )
 
     def drop_unfinished(self) -> None:
@@ -434,15 +463,19 @@ class Follower:
             last.drop()
         self.unfinished = [last for last in self.unfinished if last.is_open()][-_MAX_UNFINISHED:]
 
-    def learn(self, args: object) -> None:
+    def learn(self, args: object, marks: bool = False) -> None:
         """Have runs go on where one ended, this one as well if nothing came between, if an argument needs the graph
-        of what it gave.
+        of what it gave, or is a leaf of that which the call `marks`.
         """
-        needed = next((last for last in self.unfinished if last.gave_one_of(args)), None)
+
+        def is_for(last: _Unfinished | Run) -> bool:
+            return last.was_given_one_of(args) if marks else last.gave_one_of(args)
+
+        needed = next((last for last in self.unfinished if is_for(last)), None)
         run = self.run
         if needed is None or run.promised or run.taken or run.refused:
             self.drop_unfinished()
-        aside = next((last for last in self.asides if last.gave_one_of(args)), None)
+        aside = next((last for last in self.asides if is_for(last)), None)
         if aside is not None:
             self.go_on_with(aside)
         if needed is not None:
@@ -588,8 +621,14 @@ class Follower:
             return interpreted(callee, args, kwargs)
         if callee.role == "step":
             self.stray = 0
+        elif callee.role == "gradients":
+            self.renew_copies()
+            run = self.run
         if self.unfinished or self.asides:
-            self.learn((*args, *kwargs.values()))
+            if not _has_no_graph(callee):
+                self.learn((*args, *kwargs.values()), marks=callee.role == "mark")
+            elif not (run.promised or run.taken):
+                self.drop_unfinished()
             run = self.run
         if run.refused:
             return self.usual(callee, args, kwargs, run.refused)
@@ -597,6 +636,10 @@ class Follower:
             return self.usual(callee, args, kwargs, "somebody looks at each operation")
         if callee in self.lookers and user_line() in self.lookers[callee]:
             return self.look(callee, args, kwargs)
+        if callee.role == "operation":
+            found = self.copies.stand_in(callee, args, kwargs)
+            if found is not None and (callee, user_line()) not in self.copies.others:
+                return self.with_copies(callee, args, kwargs, *found)
         again = self.comes_again(run, callee)
         if run.promised and run.is_complete and (again or not run.at.following):
             # All has been called that the script has.
@@ -619,6 +662,31 @@ class Follower:
             self.settle(difference(run, callee, args, kwargs))
             run = self.run
         return self.record(run, callee, args, kwargs)
+
+    def with_copies(
+        self,
+        callee: Callee,
+        args: Args,
+        kwargs: Kwargs,
+        given: Args,
+        named: Kwargs,
+        copies: list[tuple[Storage, Node]],
+    ) -> Any:
+        """Make a call of tensors that NumPy sees with copies of them, unless they are needed themselves."""
+        out = self.call(callee, given, named)
+        if not is_touched(out, copies):
+            return out
+        self.copies.others.add((callee, user_line()))
+        self.copies.known.clear()
+        self.give_up(f"{callee.name} gives or writes memory that NumPy sees")
+        return self.inside(callee, args, kwargs)
+
+    def renew_copies(self) -> None:
+        """Before a backward pass: it is to see what NumPy has written since."""
+        changed = self.copies.changed() if self.copies.known else []
+        if changed:
+            self.give_up("memory that NumPy sees was written")
+            self.copies.renew(changed)
 
     def look(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
         """Make a call that computes what it is given, and may compute more."""
@@ -710,7 +778,8 @@ class Follower:
                 run.at = step
                 return out if run.ended is None else self.ended(run, at, step, out)
         elif (
-            matches(run, args, kwargs)
+            not (step.kind == "gradients" and self.copies.changed())
+            and matches(run, args, kwargs)
             and (step.kind in _ALONE or run.watches(step, args))
             and run.at is at
         ):
@@ -723,6 +792,12 @@ class Follower:
         with self.lock:
             # Unless another thread has ended the run's promises meanwhile.
             followed = self.run is run and not run.taken
+            if step.kind == "move" and self.asides:
+                followed &= not any(
+                    last.slot_of(t) is not None or last.was_given_one_of((t,))
+                    for last in self.asides
+                    for t in args
+                )
             out = self.follow(run, step, args) if followed else OTHER
         if not followed:
             run.forget_externals(run.at.until[1])
@@ -750,7 +825,7 @@ class Follower:
             run.count_writes(step.writes, 1)
             for j, *_ in step.writes:
                 storage = run.externals[j]._storage
-                if storage not in run.undo:
+                if storage not in run.undo and storage not in run.homes:
                     run.undo[storage] = storage.node
                     del storage.node
         given = step.gives(run)  # type: ignore[misc]
@@ -788,12 +863,29 @@ class Follower:
             return RemovableHandle(hooks, TensorHook(args[1], step.place))
         if step.kind == "mark":
             given._requires_grad = step.mark()
+            if step.results[0] == "external":
+                # The next run compares it again.
+                self.changes = -1
+                bindings.modules += 1
             return given
+        if step.kind == "move":
+            self.move(run, step, args[0])
         elif step.kind == "gradient":
             run.sets_gradients = True
             for t in leaves_of(args):
                 t._grad = args[1]
         return None
+
+    def move(self, run: Run, step: Step, t: Tensor) -> None:
+        """Let a tensor from outside have other memory, whose value is promised or there."""
+        home, before = run.home(step.place, t), (t._storage, t._counter)
+        if home is not t._storage and t._counter is t._storage:
+            t._counter = Left(t._storage)
+        t._storage = home
+        run.note_move(step.args[0].number, before, step.place)
+        # The next run compares it again.
+        self.changes = -1
+        bindings.change()
 
     def resolve(self, run: Run, graph: bool = False) -> None:
         """Compute what a run has promised, or make its calls in the usual way. What needs the graph goes on after
@@ -828,10 +920,12 @@ class Follower:
                         run, at, program, lambda: self.finish(run, at, program), soon
                     )
                 except BaseException:
+                    run.move_on()
                     if self.run is run:
                         self.leave(run)
                     raise
                 if not done:
+                    run.move_on()
                     self.leave(run)
                     if program is not None:
                         program.failures += 1
@@ -890,6 +984,10 @@ class Follower:
 
     def _promise(self, run: Run) -> None:
         """Have whoever looks at what is promised come here."""
+        if self.changes < 0:
+            # It has come back, or goes on, after tensors were changed.
+            changes.count += 1
+            self.changes, run.careful = changes.count, True
         run.promised = True
         _promising.append(self)
         writes.guard = _guard
@@ -1187,6 +1285,8 @@ class Follower:
         return drawn, counter
 
 
+_DETACH: Callee = Tensor.detach.callee  # type: ignore[attr-defined]
+
 # What a promised tensor that has its value may still lack.
 _GRAPH = ("_grad_fn", "_output_nr")
 # What a storage lacks that is to be written, or that rests.
@@ -1217,6 +1317,10 @@ class _Unfinished:
         """Whether something that it gave is alive."""
         return any(reference() is not None for reference in self.known.values())
 
+    def was_given_one_of(self, args: Any) -> bool:
+        """Whether a tensor among arguments came from outside."""
+        return self.run is not None and self.run.was_given_one_of(args)
+
     def gave_one_of(self, args: Any) -> bool:
         """Whether it gave a tensor among arguments."""
         return any(t is known() for t in tensors_in(args) if (known := self.known.get(id(t))))
@@ -1231,6 +1335,19 @@ def _is_computed(out: object) -> bool:
     # A view of a leaf that has no part in its graph may get one, as a user's function gives it.
     apart = out._base is None or not out._base._requires_grad
     return out._storage.node.kind == "buffer" and not out._requires_grad and apart
+
+
+def _lie_alike(*tensors: Tensor) -> bool:
+    """Whether two tensors have one form, in their memory as well."""
+    first, second = [(t._shape, t._strides, t._offset, t._whole, t.dtype) for t in tensors]
+    return first == second
+
+
+def _has_no_graph(callee: Callee) -> bool:
+    """Whether what a call gives has no part in a graph, whatever it is given."""
+    if not mode.grad or callee is _DETACH or callee.role == "alias":
+        return True
+    return callee.op is not None and not callee.op.differentiable
 
 
 def _plain_offsets(out: object) -> None:
@@ -1271,7 +1388,11 @@ def look_at(holder: Tensor | Storage, name: str) -> Any:
     if not given:
         for follower in list(_promising):
             run = follower.run
-            if run.holds(holder) if isinstance(holder, Tensor) else holder in run.undo:
+            if (
+                run.holds(holder)
+                if isinstance(holder, Tensor)
+                else holder in run.undo or holder in run.homes
+            ):
                 if not run.is_complete:
                     follower.note("a value is looked at")
                 follower.resolve(run, graph=run.at.kind == "computed" or name in _GRAPH)

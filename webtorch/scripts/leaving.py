@@ -17,6 +17,7 @@ from webtorch.scripts.recording import freed, note_mark, outputs_of, saved_stora
 from webtorch.scripts.run import Prior, Run
 from webtorch.scripts.script import (
     KNOWN,
+    MARKED,
     NEW,
     NUMBER,
     OBJECT,
@@ -69,10 +70,17 @@ def make_calls(run: Run, path: list[Step]) -> None:
     computed, promised = split(path)
     for step in computed:
         run.count_writes(step.writes, -1, slots=False)
-    for step in promised:
+    homes = [(t, home) for t, _, (home, _) in run.moves if home in run.homes]
+    for step in reversed(promised):
+        if step.kind == "move":
+            t, before, _ = run.moves.pop()
+            t._storage, t._counter = before
         # A step's own writes were not promised.
-        if step.kind != "step":
+        elif step.kind != "step":
             run.count_writes(step.writes, -1)
+    run.left.clear()
+    run.homes.clear()
+    flags = _flag_as_then(run, path)
     try:
         if computed:
             with _without_values(run, computed):
@@ -92,6 +100,11 @@ def make_calls(run: Run, path: list[Step]) -> None:
                 lose(run, promised[n:], error)
                 raise
     finally:
+        for t, flag in flags:
+            t._requires_grad = flag
+        for t, home in homes:
+            # Somebody may be looking at it.
+            home.node = t._storage.node
         looking.add(-looks)
         mode.__dict__.clear()
         mode.__dict__.update(modes)
@@ -102,6 +115,19 @@ def make_calls(run: Run, path: list[Step]) -> None:
         anomaly.enabled = detecting
         made_again.pop(thread, None)
         run.made = []
+
+
+def _flag_as_then(run: Run, path: list[Step]) -> list[tuple[Tensor, bool]]:
+    """Have gradients recorded for those tensors from outside for which they were when calls saw them first; return
+    which others they are recorded for now, or not.
+    """
+    changed = []
+    for step in path:
+        for p in step.patterns():
+            if p.form == NEW and (t := run.externals[p.number])._requires_grad != p.facts[MARKED]:
+                changed.append((t, t._requires_grad))
+                t._requires_grad = p.facts[MARKED]
+    return changed
 
 
 def lose(run: Run, steps: list[Step], error: Exception) -> None:
@@ -254,6 +280,11 @@ def _make(run: Run, step: Step, taken: Step) -> None:
         interpreted(step.callee, args, kwargs)
         for number, f in step.changed:
             run.facts[number] = f
+        return
+    if step.kind == "move":
+        memory = args[0]._storage, args[0]._counter
+        interpreted(step.callee, args, kwargs)
+        run.note_move(step.args[0].number, memory, step.place)
         return
     if step.kind == "backward":
         for (j, _), p in zip(step.leaves, step.watched):

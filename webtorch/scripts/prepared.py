@@ -179,7 +179,8 @@ class _Text:
 @functools.lru_cache(4096)
 def _compiled(text: str) -> CodeType:
     """Return the code of a function: calls that are alike differ in their values alone."""
-    module = compile(text, "<script>", "exec")
+    # No line of it is the user's.
+    module = compile(text, __file__ + ":made", "exec")
     return next(part for part in module.co_consts if isinstance(part, CodeType))
 
 

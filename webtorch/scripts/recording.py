@@ -16,7 +16,7 @@ from webtorch.runtime.backend import Executable
 from webtorch.runtime.frozen import Frozen, Taken
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.scripts.changes import history_of, tensors_in
-from webtorch.scripts.late import give_all
+from webtorch.scripts.late import complete, give_all
 from webtorch.scripts.run import Run, facts_of, has_hooks, keep_saved, may_vary
 from webtorch.scripts.script import (
     KNOWN,
@@ -76,6 +76,8 @@ class Note:
         self.run = run
         self.step = step = Step(run.at)
         step.callee, step.kind = callee, _KINDS.get(callee.role, callee.role)
+        if callee.role == "alias" and len(args) == 2:
+            step.kind = "move"
         step.modes, step.line = run.modes(), user_line()
         opaque = _OPAQUE.get(callee.role)
         step.args = [
@@ -97,7 +99,9 @@ class Note:
                     raise Refused("backward() is given arguments")
                 if any(not isinstance(t, Tensor) or run.slot_of(t) is None for t in roots):
                     raise Refused("it is given a tensor from before that has a graph")
-                turning.leaves = _leaves(graph_of([t._grad_fn for t in roots]), run, hooks=True)
+                functions = graph_of([t._grad_fn for t in roots])
+                _check_whole(functions, run)
+                turning.leaves = _leaves(functions, run, hooks=True)
             elif turning.run is None or turning.run() is not run:
                 raise Refused("something was computed within the backward pass")
             self.leaves = turning.leaves
@@ -114,6 +118,7 @@ class Note:
             if any(not isinstance(t, Tensor) or run.slot_of(t) is None for t in roots):
                 raise Refused("it is given a tensor from before that has a graph")
             self.functions = graph_of([root._grad_fn for root in roots])
+            _check_whole(self.functions, run)
             _leaves(self.functions, run, hooks=False)
         elif step.kind == "step":
             found = None if callee.watch is None else callee.watch(*args, **kwargs)
@@ -127,6 +132,7 @@ class Note:
             if run.versions.get(storage, storage.version) != storage.version:
                 raise Refused("a tensor from outside was written by what is no call")
         self.before = [_state(run.externals[j]) for j in self.read]
+        self.counters = [run.externals[j]._counter for j in self.read]
 
     def places(self) -> list[tuple[Any, int]]:
         """Return what tells the numbers among the arguments apart that are compared: line and callee, and place."""
@@ -180,7 +186,8 @@ class Note:
         for j, before in zip(self.read, self.before, strict=True):
             t = run.externals[j]
             storage, node, counts, version, fn = before
-            if t._storage is not storage or history_of(t) is not fn:
+            moved = step.kind == "move" and j == step.args[0].number
+            if (t._storage is not storage and not moved) or history_of(t) is not fn:
                 raise Refused("it gives a tensor from outside another history or memory")
             run.versions[storage] = storage.version
             if storage.node is not node or storage.version != version:
@@ -191,6 +198,8 @@ class Note:
         step.writes = tuple(writes)
         if step.kind == "mark":
             note_mark(run, out, step)
+        elif step.kind == "move":
+            step.place = self._note_move()
         if step.kind == "hook":
             step.place = note_hook(run, self.tensor)
         elif step.kind == "function":
@@ -202,7 +211,11 @@ class Note:
                 if p.form not in (NEW, KNOWN):
                     continue
                 t = run.externals[p.number]
-                if history_of(t) is not None and run.slot_of(t) is None:
+                complete(t)
+                fn = history_of(t)
+                if fn is None or run.slot_of(t) is not None:
+                    continue
+                if not (isinstance(fn, GradFn) and _is_used_up(fn)):
                     raise Refused("it is given a tensor from before that has a graph")
         if step.kind == "backward":
             self._note_part()
@@ -216,6 +229,21 @@ class Note:
             step.results, step.writes, step.leaves, step.place, step.changed,
         )  # fmt: skip
         return step
+
+    def _note_move(self) -> int:
+        """Note that a tensor from outside lies elsewhere now; return what `Facts.storage` calls that place."""
+        run, (p, value) = self.run, self.step.args
+        if value.form == SLOT:
+            place = run.facts[value.number].storage
+        else:
+            place = run.place_of_storage(run.externals[value.number])
+        storage, counter = next(
+            (storage, counter)
+            for j, (storage, *_), counter in zip(self.read, self.before, self.counters, strict=True)
+            if j == p.number
+        )
+        run.note_move(p.number, (storage, counter), place)
+        return place
 
     def stopped(self) -> Step:
         """Return the step of a call with which the second computation of a checkpointed part stops."""
@@ -263,6 +291,10 @@ def _external(p: Pattern, run: Run) -> int | None:
     """Return the external tensor in whose storage an argument lies."""
     if p.form == SLOT:
         place = run.facts[p.number].storage
+        if place >= 0 and place in run.homes.values():
+            # One whose `data` was set, if it still lies there.
+            lying = (t for t, *_ in run.moves if run.homes.get(t._storage) == place)
+            return next((run.numbers[id(t)] for t in lying), None)
         return -1 - place if place < 0 else None
     return p.number if p.form in (NEW, KNOWN, PRIOR) else None
 
@@ -408,11 +440,13 @@ def note_function(run: Run, args: Args) -> tuple[tuple[int, Facts], ...]:
 
 
 def note_mark(run: Run, t: Tensor, step: Step) -> None:
-    """Take notice that gradients are recorded for a result from now on, or not."""
+    """Take notice that gradients are recorded for a result from now on, or not, unless it is a tensor from outside."""
     number = run.slot_of(t)
     if number is None:
         # While calls that were computed are made again it is not what somebody has.
-        number = next(k for k in reversed(range(len(run.made))) if run.made[k] is t)
+        number = next((k for k in reversed(range(len(run.made))) if run.made[k] is t), None)
+    if number is None:
+        return
     run.facts[number] = replace(run.facts[number], requires_grad=step.mark())
 
 
@@ -429,7 +463,7 @@ def _facts(t: Tensor, run: Run) -> Facts:
     run.runtime = run.runtime or storage.runtime
     if storage.runtime is not run.runtime:
         raise Refused("it computes on two devices")
-    place = len(run.slots)
+    place = run.homes.get(storage, len(run.slots))
     for k, reference in enumerate(run.slots):
         other = reference()
         if other is not None and other._storage is storage:
@@ -528,6 +562,8 @@ def program_of(
         raise Refused("a tensor from outside was written by what is no call")
     places, used, still, partly = _places(run)
     still |= partly
+    if still and any(s.kind == "move" for s in run.at.path()):
+        raise Refused("the data of a tensor is set while there is a graph")
     starts = [t._grad_fn for k in sorted(still) if (t := run.slots[k]()) is not None]
     _check_graph(starts, run)
     saved = saved_storages(starts, run)
@@ -612,7 +648,25 @@ def _places(
             raise Refused("a result was written in place with gradients")
         if k >= run.first:
             places[t._storage] = run.facts[k].storage
+    places.update(run.homes)
     return places, used, still, partly
+
+
+def _is_used_up(fn: GradFn) -> bool:
+    """Whether backward passes have left nothing of the graph of a function, as of that of a result after a step."""
+    functions = graph_of([fn])
+    gone = {
+        f
+        for f in functions
+        if not isinstance(f, AccumulateGrad) and (f.saved is None or f.rule is None)
+    }
+    return _left_of([fn], gone)[fn] is False
+
+
+def _check_whole(functions: Iterable[GradFn], run: Run) -> None:
+    """Raise Refused where a graph leads to one that was there before."""
+    if not run.earlier().isdisjoint(functions):
+        raise Refused("a graph leads to one that was there before")
 
 
 def _leaves_of(fn: GradFn, run: Run) -> tuple[int, ...]:
@@ -623,13 +677,14 @@ def _leaves_of(fn: GradFn, run: Run) -> tuple[int, ...]:
 
 def saved_storages(starts: Iterable[GradFn | None], run: Run) -> list[Storage]:
     """Return the storages from calls of a run that a graph has saved, in an order that depends on the graph alone."""
-    saved = [s.storage for fn in graph_of(starts) for s in fn.saved or () if s.packed is None]
+    functions = graph_of(starts, run.earlier())
+    saved = [s.storage for fn in functions for s in fn.saved or () if s.packed is None]
     return list(dict.fromkeys([storage for storage in saved if not run.is_outside(storage)]))
 
 
 def _check_graph(starts: Iterable[GradFn | None], run: Run) -> None:
-    """Raise Refused where a graph is not made of plain calls."""
-    for fn in graph_of(starts):
+    """Raise Refused where a graph is not made of plain calls, up to what was there before."""
+    for fn in graph_of(starts, run.earlier()):
         if is_watched(fn, run) or not is_known(fn, run):
             raise Refused("a result has a graph with hooks, or with a function of the user's own")
         if isinstance(fn, AccumulateGrad):
@@ -693,7 +748,7 @@ def _outputs(
     saved by the graph.
     """
     calls = split(run.at.path())[1]
-    written = {run.storages[run.externals[j]._storage] for s in calls for j, _, _ in s.writes}
+    written = _written(calls, run)
     outputs: list[tuple[str, int, Shape, int]] = []
     for taken in frozen.owners:
         storage = taken.owner if isinstance(taken, Taken) else taken
@@ -711,6 +766,20 @@ def _outputs(
     if written - {number for kind, number, *_ in outputs if kind == "external"}:
         raise Refused("a write takes the value of another tensor as it is")
     return outputs
+
+
+def _written(calls: list[Step], run: Run) -> set[int]:
+    """Return the numbers of storages from outside that calls have written."""
+    places: dict[int, int] = {}
+    found = []
+    for s in calls:
+        if s.kind == "move":
+            places[s.args[0].number] = s.place
+        for j, *_ in s.writes:
+            if j not in places:
+                places[j] = -1 - run.storages[run.left.get(j) or run.externals[j]._storage]
+            found.append(places[j])
+    return {-1 - place for place in found if place < 0}
 
 
 def facts_along(step: Step) -> list[Facts]:

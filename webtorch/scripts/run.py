@@ -33,7 +33,7 @@ from webtorch.tensors import autocast
 from webtorch.tensors.autocast import Casts
 from webtorch.tensors.host import Varying
 from webtorch.tensors.modes import mode
-from webtorch.tensors.storage import Storage
+from webtorch.tensors.storage import Counter, Storage
 from webtorch.tensors.tape import GradFn, Part, part_of
 from webtorch.tensors.tensor import Tensor
 
@@ -66,6 +66,10 @@ def facts_of(t: Tensor) -> tuple[object, ...] | None:
 _EXACT = 2**53
 # Of more tensors that do not come again each is compared with all.
 _MANY = 16
+
+
+# The storage of a tensor, and what counts its writes.
+Memory = tuple[Storage, Storage | Counter]
 
 
 class _Regular:
@@ -119,9 +123,9 @@ class Run:
     # One is made for each step, and dicts of so many attributes grow several times.
     __slots__ = (
         "__dict__", "__weakref__", "at", "begun", "careful", "cast_before", "casts", "counted", "differentiated",
-        "drawn", "ended", "externals", "facts", "first", "generators", "given", "hooked", "ids", "is_kept", "known",
-        "made", "nodes", "noted", "numbers", "others", "program", "promised", "refused", "resting", "runtime", "saved",
-        "sets_gradients", "slots", "spoilt", "storages", "taken", "then", "undo", "values", "versions",
+        "drawn", "ended", "externals", "facts", "first", "flags", "generators", "given", "hooked", "ids", "is_kept",
+        "known", "made", "nodes", "noted", "numbers", "others", "program", "promised", "refused", "resting", "runtime",
+        "saved", "sets_gradients", "slots", "spoilt", "storages", "taken", "then", "undo", "values", "versions",
     )  # fmt: skip
 
     def __init__(self, root: Step) -> None:
@@ -190,8 +194,10 @@ class Run:
         self.made: list[Tensor] = []
         # The calls that were made, as they were this time; none while what they give is promised.
         self.taken: list[Step] = []
-        # Once it stands aside: what counts the writes of tensors from outside, and how many there had been.
+        # Once it stands aside: what counts the writes of tensors from outside, and how many there had been; and whether
+        # gradients were recorded for each.
         self.then: list[tuple[Any, int]] = []
+        self.flags: list[bool] = []
         # The writes that external storages had counted after the last call that read them.
         self.versions: dict[Storage, int] = {}
 
@@ -211,6 +217,23 @@ class Run:
     def parts(self) -> list[Part]:
         """The checkpointed parts that were computed, first or again, by number."""
         return []
+
+    @cached_property
+    def moves(self) -> list[tuple[Tensor, Memory, Memory]]:
+        """The tensors from outside whose `data` was set since something was computed, in order, with their memory
+        before and after.
+        """
+        return []
+
+    @cached_property
+    def left(self) -> dict[int, Storage]:
+        """Where these lay before the first of these calls, by number."""
+        return {}
+
+    @cached_property
+    def homes(self) -> dict[Storage, int]:
+        """Where they lie now, of storages of slots: what `Facts.storage` calls each."""
+        return {}
 
     @cached_property
     def handed(self) -> weakref.WeakSet[Storage]:
@@ -320,8 +343,12 @@ class Run:
         return self.externals[number] if number >= 0 else self.slots[-1 - number]()
 
     def was_given(self, storage: Storage) -> bool:
-        """Whether a tensor from outside lies in a storage."""
-        return any(t._storage is storage for t in self.externals)
+        """Whether a tensor from outside lies in a storage, or did."""
+        return storage in self.left.values() or any(t._storage is storage for t in self.externals)
+
+    def was_given_one_of(self, values: Any) -> bool:
+        """Whether there is a tensor from outside among values."""
+        return any(t is x for t in tensors_in(values) for x in self.externals)
 
     def add_slot(self, t: Tensor) -> None:
         """Give a tensor the next number of a slot."""
@@ -339,7 +366,7 @@ class Run:
             if type(t) is Prior:
                 self.values.append(nothing)  # type: ignore[arg-type]
                 continue
-            storage = t._storage
+            storage = self.left.get(number) or t._storage
             self.numbers.setdefault(id(t), number)
             self.storages.setdefault(storage, number)
             before = self.undo.get(storage)
@@ -361,6 +388,46 @@ class Run:
         """Return the storage that had a value when the run began."""
         found = self.begun.get(id(node))
         return found[1] if found is not None and found[0]() is node else None
+
+    def place_of_storage(self, t: Tensor) -> int:
+        """Return what `Facts.storage` calls the storage of a tensor from outside."""
+        place = self.homes.get(t._storage)
+        return -1 - self.storages[t._storage] if place is None else place
+
+    def home(self, place: int, t: Tensor) -> Storage:
+        """Return the storage that `Facts.storage` calls so, for a tensor that is to lie there. It may be promised."""
+        if place < 0:
+            number = -1 - place
+            return self.left.get(number) or self.externals[number]._storage
+        found = next((storage for storage, k in self.homes.items() if k == place), None)
+        return found or Storage.promised(t._storage)
+
+    def note_move(self, number: int, before: Memory, place: int) -> None:
+        """Take notice that the `data` of a tensor from outside has been set."""
+        t = self.externals[number]
+        self.left.setdefault(number, before[0])
+        if place >= 0:
+            self.homes[t._storage] = place
+        self.moves.append((t, before, (t._storage, t._counter)))
+
+    def move_back(self) -> None:
+        """Let these tensors lie where they did."""
+        for t, before, _ in reversed(self.moves):
+            t._storage, t._counter = before
+
+    def move_on(self) -> None:
+        """Let these tensors lie where they are to."""
+        for t, _, after in self.moves:
+            t._storage, t._counter = after
+
+    def forget_moves(self) -> None:
+        """Something was computed: they lie where they do. A storage that has been left has no number any more."""
+        if self.moves:
+            for number, storage in self.left.items():
+                if self.storages.get(storage) == number:
+                    del self.storages[storage]
+            for moved in (self.moves, self.left, self.homes):
+                moved.clear()
 
     def forget_slots(self, count: int) -> None:
         """Take back all but the first `count`."""
@@ -401,6 +468,7 @@ class Run:
         self.ended = None
         self.differentiated = False
         self.undo.clear()
+        self.forget_moves()
         self.values, self.nodes = [], {}
 
     @property
@@ -446,14 +514,21 @@ class Run:
             else:
                 homes[t._storage] = homes[t._counter] = None
         self.then = [(home, home.version) for home in homes]
+        self.flags = self._flags()
+
+    def _flags(self) -> list[bool]:
+        """Return for which tensors from outside gradients are recorded."""
+        return [type(t) is not Prior and t._requires_grad for t in self.externals]
 
     @property
     def may_come_back(self) -> bool:
-        """Whether all that calls were given is there, and none of it was written since the run stood aside: a backward
-        pass looks whether what was saved is as it was.
+        """Whether all that calls were given is there, and none of it was written or marked since the run stood aside: a
+        backward pass looks whether what was saved is as it was.
         """
-        return all(home.version == version for home, version in self.then) and all(
-            self.slots[t.slot]() is not None for t in self.externals if type(t) is Prior
+        return (
+            all(home.version == version for home, version in self.then)
+            and all(self.slots[t.slot]() is not None for t in self.externals if type(t) is Prior)
+            and self._flags() == self.flags
         )
 
     def come_back(self, at: Step) -> None:
@@ -474,6 +549,11 @@ class Run:
         finally:
             for (home, _), version in zip(self.then, now, strict=True):
                 home.version = version
+
+    def earlier(self) -> set[GradFn]:
+        """Return the functions of tensors from outside, to which graphs of this run may lead."""
+        outside = [t for t in self.externals if type(t) is not Prior and self.slot_of(t) is None]
+        return {fn for t in outside if isinstance(fn := history_of(t), GradFn)}
 
     def is_outside(self, storage: Storage) -> bool:
         """Whether it is the storage of a tensor that no call of this run has given."""
@@ -539,7 +619,8 @@ class Run:
         if not self.careful:
             if any(externals[k] is t for k in others) or not self.is_apart(known, t):
                 return False
-            first = min((k for k in others if externals[k]._storage is storage), default=number)
+            lying = (k for k in others if (self.left.get(k) or externals[k]._storage) is storage)
+            first = min(lying, default=number)
             if again and (first, first) == p.alias == (number, number):
                 regular.add(p, storage, [q for q in known if q is not p])
                 return True

@@ -227,6 +227,9 @@ class Pattern:
         return self.form, type(self.value), self.value, self.number
 
 
+# Where `Pattern.facts` of a tensor say whether gradients are recorded for it.
+MARKED = 7
+
 # What picks items of a sequence.
 Picker = Callable[[Sequence[Any]], Sequence[Any]]
 

@@ -210,7 +210,10 @@ class TensorBase(Layouts, TensorMethods):
     @plays("place")
     def device(self) -> device:
         """The device that holds the tensor."""
-        return device_of(self._storage.runtime)
+        runtime = self._storage.runtime
+        # One that wraps others says where these are.
+        shown = self.__dict__.get("_shown_device") if runtime.kind == "meta" else None
+        return device_of(runtime) if shown is None else shown
 
     @plays("place")
     def get_device(self) -> int:
@@ -221,19 +224,21 @@ class TensorBase(Layouts, TensorMethods):
     @plays("place")
     def is_webgpu(self) -> bool:
         """Whether the tensor is on a WebGPU device."""
-        return self._storage.runtime.kind == "webgpu"
+        kind = self._storage.runtime.kind
+        return kind == "webgpu" or (kind == "meta" and self.device.type == "webgpu")
 
     @property
     @plays("place")
     def is_cpu(self) -> bool:
         """Whether the tensor is on the CPU."""
-        return self._storage.runtime.kind == "cpu"
+        kind = self._storage.runtime.kind
+        return kind == "cpu" or (kind == "meta" and self.device.type == "cpu")
 
     @property
     @plays("place")
     def is_meta(self) -> bool:
         """Whether the tensor has no values, only shape and type."""
-        return self._storage.runtime.kind == "meta"
+        return self._storage.runtime.kind == "meta" and self.device.type == "meta"
 
     is_cuda = is_sparse = is_sparse_csr = is_nested = is_quantized = is_mkldnn = False
 

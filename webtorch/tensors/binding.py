@@ -5,7 +5,9 @@ fail pay nothing for it. Floor 4.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import numbers
 import operator
 import re
 from collections.abc import Callable
@@ -18,6 +20,10 @@ from webtorch.ops.record import Elementwise, Op
 from webtorch.tensors import override
 from webtorch.tensors.tensor import Tensor
 
+# The types of parameters that take whole numbers alone; the first group: several.
+_INTEGERS = re.compile(
+    r"int(?: \| None)?|((?:int \| )?(?:Sequence\[int\]|Sizes|Dims|Shape)(?: \| int)?(?: \| None)?)"
+)
 # What is taken for a number, by the type of its parameter: whole ones, alone or in a list, and others.
 _WHOLE = re.compile(r"\b(int|object|Any|Sizes|Dims)\b")
 _REAL = re.compile(r"\b(float|Number|Scalar)\b")
@@ -33,8 +39,8 @@ def once_more(callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Callable[
 
 
 def as_meant(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
-    """Return the arguments of a call in the order and by the names that its parameters have here, with numbers in place
-    of tensors without dims that stand for these; None where nothing of this is needed.
+    """Return the arguments of a call in the order and by the names that its parameters have here, with Python's numbers
+    in place of NumPy's and of tensors without dims that stand for these; None where nothing of this is needed.
     """
     op = callee.op if callee.op is not None else callee.like
     if isinstance(op, Op):
@@ -44,7 +50,7 @@ def as_meant(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] 
             if (found := reordered(op, overload, args, kwargs, op.name)) is not None:
                 return found
     given = override.flat((*args, *kwargs.values()))
-    if not any(isinstance(x, Tensor) and not x._shape for x in given):
+    if not any(map(_stands_for_one, given)):
         return None
     types, rest = _types_of(callee)
     named = {**dict(zip(types, args, strict=False)), **kwargs}
@@ -114,17 +120,82 @@ def _types_of(callee: Callee) -> tuple[dict[str, str], str]:
     return types, "" if rest is None else str(rest.annotation)
 
 
+def is_foreign(value: object) -> bool:
+    """Whether a value is a number that is none of Python's: one of NumPy's."""
+    return isinstance(value, numbers.Real) and not isinstance(value, (int, float))
+
+
+def with_python_numbers(args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+    """Return arguments with Python's numbers in place of others."""
+    return (
+        tuple([_of_python(x) for x in args]),
+        {name: _of_python(x) for name, x in kwargs.items()},
+    )
+
+
+def with_python_sizes(
+    function: Callable[..., object], args: Args, kwargs: Kwargs
+) -> tuple[Args, Kwargs]:
+    """Return arguments with Python's numbers in place of others where parameters take whole ones alone."""
+    names = _whole_numbers(function)
+    places = {number - 1 for number, _ in names.values()}
+    return (
+        tuple([_of_python(x) if i in places else x for i, x in enumerate(args)]),
+        {name: _of_python(x) if name in names else x for name, x in kwargs.items()},
+    )
+
+
+def _of_python(value: Any) -> Any:
+    if isinstance(value, (list, tuple)) and any(map(is_foreign, value)):
+        return tuple([_of_python(x) for x in value])
+    if not is_foreign(value):
+        return value
+    return operator.index(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+@functools.cache
+def _whole_numbers(function: Callable[..., object]) -> dict[str, tuple[int, str]]:
+    """Return the parameters of a function that take whole numbers and nothing else but None: the position of each,
+    from 1 on, and what it takes in PyTorch's words.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    kinds = {p.name: _INTEGERS.fullmatch(str(p.annotation)) for p in parameters}
+    return {
+        name: (number, "tuple of ints" if match[1] else "int")
+        for number, (name, match) in enumerate(kinds.items(), 1)
+        if match
+    }
+
+
+def refuse_bools(function: Callable[..., object], args: Args, kwargs: Kwargs) -> None:
+    """Raise TypeError where a bool is given for a whole number."""
+    if not any(type(x) is bool for x in (*args, *kwargs.values())):
+        return
+    for name, (number, kind) in _whole_numbers(function).items():
+        value = (
+            kwargs[name] if name in kwargs else args[number - 1] if number <= len(args) else None
+        )
+        if type(value) is bool:
+            place = "" if name in kwargs else f" (position {number - 1})"
+            title = function.__name__.strip("_")
+            raise TypeError(f"{title}(): argument '{name}'{place} must be {kind}, not bool")
+
+
+def _stands_for_one(value: object) -> bool:
+    """Whether a value may stand for one of Python's numbers: one of NumPy's, or a tensor without dims."""
+    return not value._shape if isinstance(value, Tensor) else is_foreign(value)
+
+
 def _number_for(kind: str, value: object) -> object:
-    """Return the number that a tensor stands for where a parameter of this type wants one, alone or in a list."""
-    if isinstance(value, (list, tuple)) and any(isinstance(x, Tensor) for x in value):
+    """Return the number that a value stands for where a parameter of this type wants one, alone or in a list."""
+    if isinstance(value, (list, tuple)) and any(map(_stands_for_one, value)):
         found = [_number_for(kind, x) for x in value]
         return value if all(map(operator.is_, found, value)) else tuple(found)
-    if (
-        not isinstance(value, Tensor)
-        or value._shape
-        or value.requires_grad
-        or _TENSORS.search(kind)
-    ):
+    if not _stands_for_one(value) or _TENSORS.search(kind):
+        return value
+    if not isinstance(value, Tensor):
+        return _of_python(value)
+    if value.requires_grad:
         return value
     whole = value.dtype.kind in ("int", "uint")
     return value.item() if (whole and _WHOLE.search(kind)) or _REAL.search(kind) else value

@@ -400,6 +400,11 @@ def _plain_option(value: object) -> object:
     return tuple(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
 
 
+def make_plain(group: dict[str, object]) -> None:
+    """Give a group plain numbers for those that remember where they were read."""
+    group.update({k: _plain_option(v) for k, v in group.items() if k != "params"})
+
+
 def _is_late(value: object) -> bool:
     """Whether a number stands on one of a group that may have been set since it was read."""
     if isinstance(value, tuple):

@@ -928,7 +928,7 @@ class TensorMethods:
     def squeeze_(self, dim: builtins.int | _Sequence[builtins.int] | None = ...) -> _Tensor: ...
     def std(
         self,
-        dim: builtins.int | _Sequence[builtins.int] | None = ...,
+        dim: builtins.int | _Sequence[builtins.int] | builtins.bool | None = ...,
         unbiased: builtins.bool | None = ...,
         keepdim: builtins.bool = ...,
         *,
@@ -1093,7 +1093,7 @@ class TensorMethods:
     def unsqueeze_(self, dim: builtins.int) -> _Tensor: ...
     def var(
         self,
-        dim: builtins.int | _Sequence[builtins.int] | None = ...,
+        dim: builtins.int | _Sequence[builtins.int] | builtins.bool | None = ...,
         unbiased: builtins.bool | None = ...,
         keepdim: builtins.bool = ...,
         *,

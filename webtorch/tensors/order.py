@@ -6,20 +6,22 @@ PyTorch's engine has what is ready in a heap, in which all leaves have one key: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from webtorch.tensors.tape import GradFn
 
 _MOST = 1 << 64
 
 
-def graph_of(starts: Iterable[GradFn | None]) -> dict[GradFn, None]:
-    """Return the functions that a backward pass from `starts` may run, in an order that depends on the graph alone."""
+def graph_of(starts: Iterable[GradFn | None], until: Container[GradFn] = ()) -> dict[GradFn, None]:
+    """Return the functions that a backward pass from `starts` may run, in an order that depends on the graph alone; but
+    for those where it is to end.
+    """
     seen: dict[GradFn, None] = {}
     pending = [fn for fn in starts if fn is not None]
     while pending:
         fn = pending.pop()
-        if fn not in seen:
+        if fn not in seen and fn not in until:
             seen[fn] = None
             pending.extend(e[0] for e in fn.edges if e is not None)
     return seen

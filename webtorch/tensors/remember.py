@@ -21,6 +21,12 @@ from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime.realize import Runtime, is_seen
 from webtorch.tensors import override
+from webtorch.tensors.binding import (
+    is_foreign,
+    refuse_bools,
+    with_python_numbers,
+    with_python_sizes,
+)
 from webtorch.tensors.device import device, resolve
 from webtorch.tensors.made_by import made_in_mode
 from webtorch.tensors.modes import mode, transforms
@@ -140,7 +146,10 @@ class Memory:
     def _found(self, args: Args, kwargs: Kwargs) -> Any:
         """Do the same for arguments of all kinds."""
         nodes: list[Node] = []
-        key = self._kind_of(args, kwargs, nodes)
+        try:
+            key = self._kind_of(args, kwargs, nodes)
+        except _Foreign:
+            return None
         found = self.known.get(key) if key is not None else None
         return _again(found, nodes, 5) if type(found) is Result else None
 
@@ -149,7 +158,14 @@ class Memory:
         if self.failures >= _MOST_FAILURES or look.watching:
             return self.function(*args, **kwargs)
         nodes: list[Node] = []
-        key = self._kind_of(args, kwargs, nodes)
+        try:
+            key = self._kind_of(args, kwargs, nodes)
+        except _Foreign:
+            if self.makes:
+                # The type of a number may be the result's.
+                args, kwargs = with_python_sizes(self.function, args, kwargs)
+                return self.function(*args, **kwargs)
+            return self.run(*with_python_numbers(args, kwargs))
         # Transforms and interpreters meet the calls that this one is made of.
         if key is None or transforms.count or (active.count and inside()):
             return self.function(*args, **kwargs)
@@ -170,6 +186,7 @@ class Memory:
                 self.failures += 1
             return out
         if found == 1:
+            refuse_bools(self.function, args, kwargs)
             if len(known) >= _MOST_KINDS:
                 known.clear()
             known[key] = 0
@@ -220,7 +237,10 @@ class Views:
         """Return what a call is known to give; None if that is not known. To be asked while no interpreter is on."""
         if self.failures < 0 and not kwargs and args:
             x = args[0]
-            key = _lies(x, args)
+            try:
+                key = _lies(x, args)
+            except _Foreign:
+                return None
             found = self.known.get(key) if key is not None else None
             if type(found) is View and (
                 found.vjp is not None or not (mode.grad and x.requires_grad)
@@ -234,12 +254,17 @@ class Views:
     def run(self, args: Args, kwargs: Kwargs) -> Any:
         """Call the function, and note what view it gives."""
         if self.failures < _MOST_FAILURES and not kwargs and args and not active.count:
-            key = _lies(args[0], args)
+            try:
+                key = _lies(args[0], args)
+            except _Foreign:
+                return self.run(*with_python_numbers(args, kwargs))
             if key is not None and type(args[0]._offset) is int:
                 found = self.known.get(key, 1)
                 if found == 0:
                     return self._watched(key, args)
                 if found == 1:
+                    if self.memory is not None:
+                        refuse_bools(self.memory.function, args, kwargs)
                     self._note(key)
         return self.run_as_usual(args, kwargs)
 
@@ -408,9 +433,15 @@ def _constant(x: Any, kind: type[object], parts: list[object]) -> bool:
         return all(type(n) is int or n is None for n in ends)
     elif kind in _OTHERS:
         parts.append(x)
+    elif is_foreign(x):
+        raise _Foreign
     else:
         return False
     return True
+
+
+class _Foreign(Exception):
+    """A number of NumPy's stands among the arguments. Kept for calls that are equal, it would overflow there."""
 
 
 def _again(found: Result, nodes: list[Node], inside: int = 4) -> object:

@@ -116,6 +116,21 @@ _reference = weakref.ref
 _lazy: WeakKeyDictionary[Storage, Node] = WeakKeyDictionary()
 
 
+def _may_hold(holder: Storage | _Promised, node: Node) -> bool:
+    """Whether a storage holds a value, or did before a script was to write it: it is not looked at for that."""
+    found = holder.node if type(holder) is _Promised else held(holder)  # type: ignore[arg-type]
+    return found is None or found is node
+
+
+def held(storage: Storage) -> Node | None:
+    """Return the value of a storage, which is not looked at for that; None while a script promises another one."""
+    try:
+        return _node_of(storage)
+    except AttributeError:
+        resting = storage.resting
+        return None if resting is None else resting[0]
+
+
 def is_lazily_cloned(storage: Storage) -> bool:
     """Whether a storage has the value that it had when it was cloned without a copy."""
     return storage in _lazy and _lazy[storage] is storage.node
@@ -163,6 +178,14 @@ class Storage:
             runtime.add(self)
         return self
 
+    @classmethod
+    def promised(cls, like: Storage) -> Storage:
+        """Return a storage of the form of another one, which has no value yet."""
+        self = _new(cls)
+        self.runtime, self.dtype, self.elements = like.runtime, like.dtype, like.elements
+        self.version, self.donor, self.resting = 0, None, None
+        return self
+
     def _join(self, node: Node) -> None:
         """Note that this storage holds a value that others hold too."""
         with self.runtime.writing:
@@ -181,7 +204,7 @@ class Storage:
         holders = node.shared
         if isinstance(holders, bool):
             return holders
-        return any((s := r()) is not None and s is not self and s.node is node for r in holders)
+        return any((s := r()) is not None and s is not self and _may_hold(s, node) for r in holders)
 
     def replace(self, node: Node) -> None:
         """Give the storage a new value, as an in-place operation does."""
@@ -395,3 +418,7 @@ class Storage:
     def nbytes(self) -> int:
         """Size in bytes, as PyTorch counts it."""
         return self.elements * self.dtype.itemsize
+
+
+# Past `__getattr__`, which ends what a script has promised.
+_node_of: Callable[[Any], Node] = vars(Storage)["node"].__get__

@@ -62,6 +62,8 @@ class Tensor(TensorBase):
     """
 
     __slots__ = ()
+    # As PyTorch's says "torch": libraries look for it.
+    __module__ = "webtorch"
 
     def __new__(cls, data: object = None, *sizes: object, device: DeviceLike = None) -> Any:
         """Make a tensor: Tensor(2, 3), or of a Size, is uninitialised, Tensor([..]) holds data."""
@@ -162,10 +164,6 @@ class Tensor(TensorBase):
             data = TABLE["empty_strided"](tuple(size), tuple(strides), dtype=dtype, device="meta")
         self = Tensor._make_subclass(cls, data, requires_grad)
         self.__dict__["_shown_device"] = shown
-        if cls.device is Tensor.device:
-            cls.device = property(_shown_device)
-            for name in ("cpu", "meta", "webgpu"):
-                setattr(cls, f"is_{name}", _is_shown_on(name))
         return self
 
     @staticmethod
@@ -976,15 +974,6 @@ class Tensor(TensorBase):
     @plays("parts")
     def __ne__(self, other: object) -> Any:
         raise NotImplementedError
-
-
-def _shown_device(x: Tensor) -> device:
-    found: device | None = x.__dict__.get("_shown_device")
-    return device_of(x._storage.runtime) if found is None else found
-
-
-def _is_shown_on(kind: str) -> property:
-    return property(lambda x: x.device.type == kind)
 
 
 def check_type(dtype: DType, shape: Sequence[int], runtime: Runtime) -> None:

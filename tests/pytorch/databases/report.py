@@ -20,7 +20,6 @@ GOALS = {("float32", "forward"): 97.0, ("float32", "gradient"): 95.0}
 
 # Why what fails does: operation -> the reason.
 REASONS = {
-    "hash_tensor": "its result is uint64, which WebGPU lacks",
     "narrow": "compiled with a start that is a tensor on the device, PyTorch's tracer raises "
     "`PendingUnbackedSymbolNotFound` before a backend is asked",
 }
@@ -41,7 +40,7 @@ forward results (device, dtype, shape, values) and, in float32, gradients.
   default (or as the database asks for this operation), or within twice PyTorch's own error. Random results are
   compared in shape and dtype.
 - Inputs lie in memory as the database has them: strides, offsets, shared storages, conjugate views.
-- Left out are sparse, quantised and jagged tensors and CUDA source text. Samples that need float64 count as failed.
+- Left out are sparse, quantised and jagged tensors and CUDA source text.
 - "Missing" has no kernel: `NotImplementedError`. Calls that ran on the CPU by fallback: {fallbacks}. Factorisations
   of matrices run on the device, but `eig` on PyTorch's LAPACK; `torch.webgpu.host_kernel_counts()` counts
   them.

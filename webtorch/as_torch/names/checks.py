@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from webtorch.functions import public as webtorch
+from webtorch.ir.dtype import DType
+from webtorch.tensors.device import DeviceLike, device_of, resolve
+from webtorch.tensors.formats import layout, sparse_coo, strided
 from webtorch.tensors.host import reads
 from webtorch.tensors.tensor import Tensor
 
@@ -88,3 +91,25 @@ def _assert_async(
     """Raise RuntimeError unless a tensor of one element is true; a captured step cannot, and does not look."""
     if reads.possible and not bool(input):
         raise RuntimeError(assert_msg)
+
+
+def _assert_tensor_metadata(
+    a: Tensor,
+    size: Sequence[int] | None = None,
+    stride: Sequence[int] | None = None,
+    dtype: DType | None = None,
+    *,
+    device: DeviceLike = None,
+    layout: layout | None = None,
+) -> None:
+    """Raise RuntimeError unless a tensor is as it is said to be."""
+    kinds = {strided: "Strided", sparse_coo: "Sparse"}
+    for name, wanted, found in (
+        ("sizes", size and list(size), list(a.shape)),
+        ("strides", stride and list(stride), list(a.stride()) if stride else None),
+        ("dtype", dtype, a.dtype),
+        ("device", device and device_of(resolve(device)), a.device),
+        ("layout", layout and kinds.get(layout, layout), kinds.get(a.layout, a.layout)),
+    ):
+        if wanted is not None and wanted != found:
+            raise RuntimeError(f"Tensor {name} mismatch! Expected: {wanted}, Got: {found}")

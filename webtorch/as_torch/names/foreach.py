@@ -23,7 +23,7 @@ _POSITIONAL = ("scalar", "scalars", "other", "exponent", "src", "tensors1", "mat
 @functools.cache
 def foreach(name: str) -> Callable[..., Any]:
     """Return the function called `_foreach_name`: lists are gone through together, other arguments
-    are for every element. In-place ones return None. What is recorded is computed together.
+    are for every element. In-place ones return the list. What is recorded is computed together.
     """
     plain = name.removesuffix("_")
 
@@ -50,20 +50,32 @@ def foreach(name: str) -> Callable[..., Any]:
         if plain == "lerp" and "weights" in kwargs:
             kwargs["weight"] = kwargs.pop("weights")
         given = [self, *args, *kwargs.values()]
-        counts = {len(v) for v in given if isinstance(v, list | tuple)}
-        if len(counts) != 1:
-            raise RuntimeError(
-                f"Tensor lists must have the same number of tensors, got {sorted(counts)} (_foreach_{name})"
-            )
+        count = _length([v for v in given if isinstance(v, list | tuple)])
         columns = [v if isinstance(v, list | tuple) else repeat(v) for v in given]
         results = []
-        for _, *row in zip(range(counts.pop()), *columns, strict=False):
+        for _, *row in zip(range(count), *columns, strict=False):
             named = dict(zip(kwargs, row[1 + len(args) :], strict=True))
             results.append(one(row[0], *row[1 : 1 + len(args)], **named))
-        return None if name.endswith("_") else tuple(results)
+        return self if name.endswith("_") else tuple(results)
 
     run.__name__ = run.__qualname__ = f"_foreach_{name}"
     return run
+
+
+def _length(lists: list[Any]) -> int:
+    """Return how long lists are, which must be of one length."""
+    first = len(lists[0]) if lists else 0
+    if not first:
+        raise RuntimeError("Tensor list must have at least one tensor.")
+    for other in lists[1:]:
+        if len(other) != first:
+            of_tensors = len(other) and isinstance(other[0], Tensor)
+            raise RuntimeError(
+                f"Tensor lists must have the same number of tensors, got {first} and {len(other)}"
+                if of_tensors
+                else "Tensor list must have same number of elements as scalar list."
+            )
+    return first
 
 
 def _group_tensors_by_device_and_dtype(

@@ -62,6 +62,7 @@ class _Limits(NamedTuple):
     max: float
     eps: float
     tiny: float
+    resolution: float = 1.0
 
     @property
     def smallest_normal(self) -> float:
@@ -105,6 +106,7 @@ def compiled_with_cxx11_abi() -> bool:
 
 
 _grid_sampler_2d_cpu_fallback = webtorch.grid_sampler_2d
+_segment_reduce = webtorch.segment_reduce
 
 
 def _int_mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None) -> Tensor:

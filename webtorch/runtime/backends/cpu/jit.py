@@ -88,7 +88,9 @@ class _Engine:
         )
         self.loaded = 0
         self.of_thread = threading.local()
-        self.fused = "+fma," in self.features + "," or platform.machine().lower() in (
+        # Whether it multiplies and adds in one, and converts float16.
+        known = set(self.features.split(","))
+        self.fused = known >= {"+fma", "+f16c"} or platform.machine().lower() in (
             "arm64",
             "aarch64",
         )

@@ -119,6 +119,9 @@ class Llvm(Protocol):
     def FloatType(self) -> Kind:
         """Return the type of float32."""
 
+    def HalfType(self) -> Kind:
+        """Return the type of float16."""
+
     def DoubleType(self) -> Kind:
         """Return the type of float64."""
 

@@ -512,7 +512,11 @@ class LlvmMachine:
         return self.wrap(self.builder.trunc(chosen.value, self.types["bfloat16"]), "bfloat16")
 
     def from_float16(self, x: Value) -> Value:
-        """Widen to float32: the exponent is moved by a multiplication, which is right for small numbers too."""
+        """Widen to float32."""
+        if self.fused:
+            half = self.builder.bitcast(x.value, self.ir.HalfType())
+            return self.wrap(self.builder.fpext(half, self.types["float32"]), "float32")
+        # The exponent is moved by a multiplication, which is right for small numbers too.
         u = "uint32"
         wide = self.wrap(self.builder.zext(x.value, self.types[u]), u)
         size = wide & self.constant(0x7FFF, u)
