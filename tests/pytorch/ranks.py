@@ -111,6 +111,23 @@ def _messages(device: str) -> Any:
     return [x.tolist(), y.tolist(), z.tolist(), source]
 
 
+def _answers(device: str) -> Any:
+    """A message that is asked for first, and sent when a later one has been answered."""
+    x, y = torch.zeros(2, device=device), torch.ones(2, device=device)
+    if dist.get_rank():
+        dist.send(y, 0, tag=2)
+        dist.recv(x, 0)
+        dist.send(x + 1, 0, tag=1)
+        return x.tolist()
+    first, second = dist.irecv(x, 1, tag=1), dist.irecv(y, 1, tag=2)
+    assert first is not None
+    assert second is not None
+    second.wait()
+    dist.send(y * 3, 1)
+    first.wait()
+    return x.tolist()
+
+
 def _groups(device: str) -> Any:
     alone = dist.new_group([0])
     x = torch.ones(2, device=device)
@@ -175,8 +192,8 @@ def _refused(device: str) -> Any:
 COLLECTIVES: dict[str, Callable[[str], Any]] = {
     **{f"all_reduce {d}": lambda device, d=d: _all_reduce(device, d) for d in DTYPES},  # type: ignore[misc]
     "work": _work, "broadcast": _broadcast, "gathers": _gathers, "scatters": _scatters, "reduce": _reduce,
-    "all_to_all": _all_to_all, "messages": _messages, "groups": _groups, "mixed": _mixed, "refused": _refused,
-    "sparse": _sparse, "profiled": _profiled, "coalesced": _coalesced,
+    "all_to_all": _all_to_all, "messages": _messages, "answers": _answers, "groups": _groups, "mixed": _mixed,
+    "refused": _refused, "sparse": _sparse, "profiled": _profiled, "coalesced": _coalesced,
 }  # fmt: skip
 # What Gloo's CPU has not.
 OURS: dict[str, Callable[[str], Any]] = {
@@ -355,6 +372,16 @@ def _put() -> list[str]:
     return names
 
 
+def _cut() -> list[bool]:
+    """Return whether Dynamo is to cut the graph of a module on the device, and on the CPU, at its buckets."""
+    found = []
+    for device in ("webgpu", "cpu"):
+        model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).to(device))
+        with model._inside_ddp_forward():
+            found.append(type(model)._get_active_ddp_module() is model)
+    return found
+
+
 def _events() -> list[str]:
     """Return what the thread that computes does in a step: wait for the other, or run a program, perhaps "known"."""
     from webtorch.pytorch import distributed
@@ -471,7 +498,7 @@ def run(rank: int, folder: Path) -> None:
     gc.disable()
     found["kept"] = _kept()
     gc.enable()
-    found["put by"] = _put()
+    found["put by"], found["cut"] = _put(), _cut()
     found["events"] = _events()
     found["norm"] = _synchronized()
     found["DTensor"] = _split()

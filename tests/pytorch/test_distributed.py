@@ -80,13 +80,16 @@ def test_what_is_sent_is_copied_before_what_is_computed_next(found: Found) -> No
 
 
 def test_a_program_is_known_before_it_is_waited_for(found: Found) -> None:
-    for rank, each in enumerate(found):
+    for each in found:
         events = each["events"]
         assert all(now == "known" for before, now in pairwise(events) if before == "settle")
-        # The first process sends its buffers before it waits for gradients; then an optimizer's step with a forward
-        # pass, and a backward pass.
-        assert rank or events[0] == "run"
-        assert len(events) - events.count("settle") == (2 if rank else 3)
+        # An optimizer's step with a forward pass, and what is sent of the buffers in the next step; then
+        # a backward pass.
+        assert len(events) - events.count("settle") == 2
+
+
+def test_compiled_modules_are_not_cut_where_processes_share_memory(found: Found) -> None:
+    assert all(each["cut"] == [False, True] for each in found)
 
 
 def test_what_waits_reads_what_was_there(webgpu: str) -> None:

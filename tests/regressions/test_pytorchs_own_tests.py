@@ -179,6 +179,27 @@ ERRORS: dict[str, Callable[[Any], object]] = {
     "an old type of much": lambda lib: lib.LongTensor((6, 0), 1, 1, 0),
     "two of a scalar": lambda lib: lib.tensor(1.0).index_select(0, lib.tensor([0, 0])),
     "dims of no one order": lambda lib: lib.empty(1, 2, 3).dim_order(ambiguity_check=True),
+    "a negative variance": lambda lib: lib.nn.functional.gaussian_nll_loss(
+        lib.ones(2), lib.ones(2), -1 * lib.ones(2)
+    ),
+    "probabilities that are integers": lambda lib: lib.nn.functional.cross_entropy(
+        lib.ones(2, 3), lib.ones(2, 3).long()
+    ),
+    "weights of another type": lambda lib: lib.nn.functional.cross_entropy(
+        lib.ones(2, 3).double(), lib.ones(2).long(), lib.ones(3)
+    ),
+    "weights of another type, alone": lambda lib: lib.nn.functional.nll_loss(
+        lib.ones(2, 3), lib.ones(2).long(), lib.ones(3).half()
+    ),
+    "a size that is no integer": lambda lib: lib.nn.functional.interpolate(
+        lib.ones(1, 1, 4, 4), size=(2.0, 2.0)
+    ),
+    "windows of no channels": lambda lib: lib.nn.functional.unfold(lib.ones(3, 0, 3, 4), 2),
+    "a grid of two dims": lambda lib: lib.nn.functional.grid_sample(
+        lib.ones(1, 2, 2), lib.ones(1, 1, 1, 2), align_corners=False
+    ),
+    "a volume's real transform": lambda lib: lib.fft.rfftn(lib.ones(4, dtype=lib.complex64)),
+    "the complex type of integers": lambda lib: lib.int32.to_complex(),
     "a format of no layout": lambda lib: lib.empty_like(
         lib.eye(2).to_sparse(), memory_format=lib.preserve_format
     ),
@@ -726,3 +747,109 @@ def test_hooks_after_a_gradient_was_added_see_it(lib: Any) -> None:
     end.register_hook(lambda _, grads: setattr(x, "grad", grads[0] * 10))
     x.sum().backward()
     assert x.grad.tolist() == [15.0] * 3
+
+
+LAID: dict[str, Callable[[Any, Any], Any]] = {
+    "padded": lambda lib, x: lib.nn.functional.pad(x, (1, 1), value=2.0),
+    "of all": lambda lib, x: lib.nn.functional.adaptive_avg_pool2d(x, 1),
+    "of some": lambda lib, x: lib.nn.functional.adaptive_avg_pool2d(x, 3),
+    "of volumes": lambda lib, x: lib.nn.functional.max_pool3d(x, 2),
+    "turned": lambda lib, x: lib.nn.functional.conv_transpose2d(x, lib.ones(2, 2, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("name", LAID)
+def test_gradients_that_are_asked_for_lie_as_their_tensors(name: str, inner: bool) -> None:
+    if name == "of all" and inner:
+        # PyTorch's is row-major.
+        return
+    found = []
+    for lib in (torch, webtorch):
+        x = lib.ones(2, 2, 4, 4, 4) if name == "of volumes" else lib.ones(2, 2, 4, 4)
+        form = f"channels_last{'_3d' if x.dim() == 5 else ''}" if inner else "contiguous_format"
+        x = x.to(memory_format=getattr(lib, form)).requires_grad_()
+        y = LAID[name](lib, x)
+        (g,) = lib.autograd.grad(y, x, lib.ones_like(y))
+        found.append((g.stride(), g.tolist()))
+    assert found[0] == found[1]
+
+
+@BOTH
+def test_a_norm_of_an_empty_batch_has_gradients(lib: Any) -> None:
+    norm = lib.nn.BatchNorm2d(3)
+    norm(lib.ones(0, 3, 2, 2)).sum().backward()
+    assert norm.weight.grad.tolist() == norm.bias.grad.tolist() == [0.0] * 3
+
+
+@BOTH
+def test_modules_keep_names_and_versions(lib: Any) -> None:
+    parameters = lib.nn.ParameterDict()
+    parameters.update({"b": lib.ones(1), "a": lib.ones(2)})
+    assert list(parameters) == ["a", "b"]
+    layer = lib.nn.Linear(2, 2)
+    weight, version = layer.weight, layer.weight._version
+    layer._apply(lambda x: x.mul_(2))
+    assert layer.weight is weight and weight._version > version
+
+
+@BOTH
+def test_a_tensor_of_a_tensor_is_a_view_of_it(lib: Any) -> None:
+    class Mine(lib.Tensor):  # type: ignore[misc, name-defined]
+        pass
+
+    x = lib.ones(2, requires_grad=True)
+    for kind in (lib.Tensor, Mine):
+        y = kind(x)
+        assert type(y) is kind and y._is_view() and y._base is x
+        (y * 3).sum().backward()
+    assert x.grad.tolist() == [6.0, 6.0]
+
+
+@BOTH
+def test_modes_and_classes_of_overrides(lib: Any) -> None:
+    class Wrong(lib.overrides.TorchFunctionMode):  # type: ignore[misc, name-defined]
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # fmt: skip
+            return func(*args)
+
+    with pytest.raises(RuntimeError, match="classmethod is not supported"), Wrong():
+        lib.ones(1) + 1
+    with pytest.raises(TypeError, match="expected a sequence"):
+        lib.overrides.has_torch_function(object())
+    stubs = lib.overrides.get_testing_overrides()
+    assert stubs[lib.add](lib.ones(1), 1) == -1
+
+
+def test_softmax_with_a_mask() -> None:
+    values, mask = [[1.0, 2.0, 3.0]] * 2, [[True, False, False], [False] * 3]
+    ours, theirs = (
+        f(lib.tensor(values), lib.tensor(mask), 1, 2).flatten().tolist()
+        for lib, f in ((webtorch, top._masked_softmax), (torch, torch._masked_softmax))  # type: ignore[attr-defined]
+    )
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_old_backward_hooks_see_the_last_function() -> None:
+    class Net(webtorch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return {"output": (x.relu() * 2).exp()}
+
+    class Theirs(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return {"output": (x.relu() * 2).exp()}
+
+    found = []
+    for lib, net in ((torch, Theirs()), (webtorch, Net())):
+        seen: list[Any] = []
+        net.register_backward_hook(
+            lambda module, ins, outs, seen=seen: seen.append([g.tolist() for g in (*ins, *outs)])
+        )
+        x = lib.tensor([1.0, -2.0], requires_grad=True)  # type: ignore[attr-defined]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            net(x)["output"].backward(lib.ones(2))  # type: ignore[attr-defined]
+        found.append((seen, x.grad.tolist()))
+    assert found[0][1] == pytest.approx(found[1][1], rel=1e-6)
+    assert sum(map(sum, found[0][0][0])) == pytest.approx(sum(map(sum, found[1][0][0])), rel=1e-6)
+    assert len(found[0][0][0]) == len(found[1][0][0]) == 2

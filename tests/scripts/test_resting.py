@@ -16,6 +16,7 @@ import webtorch as torch
 from tests.scripts.following import scripts
 from webtorch import nn
 from webtorch.scripts import prepared, run, stop_to_look
+from webtorch.scripts.lent import _contents
 
 
 @pytest.fixture
@@ -424,3 +425,14 @@ def test_what_is_compared_to_be_sure_goes_on_resting(follower: Any, monkeypatch:
     training = Training()
     training.steps(10)
     assert training.rests()
+
+
+def test_complex_numbers_that_numpy_sees_are_followed() -> None:
+    with scripts(True):
+        for _ in range(6):
+            x = torch.ones(5, 7, dtype=torch.complex64)
+            seen = x.numpy()
+            x[1][3] += 1
+            assert seen[1, 3] == 2
+            assert x.eq(1).sum().item() == 34
+            assert _contents(x[1][3]) is None

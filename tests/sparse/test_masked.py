@@ -175,3 +175,13 @@ def test_more_values_of_a_tensor_that_grows() -> None:
     """The values stay in their order in memory, as PyTorch's do; what is new is 0 here."""
     x = hybrid(webtorch).sparse_resize_((3, 3), 1, 1)
     assert x._values().flatten().tolist() == [1.0, 2.0, 3.0, -4.0, 1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "amax", "amin"])
+def test_one_number_without_dims(name: str) -> None:
+    found = []
+    for t, masked in ((torch, torch.masked), (webtorch, webtorch.masked)):
+        x = t.tensor(3.0).to_sparse()
+        out = getattr(masked, name)(x, mask=t.tensor(True).to_sparse())
+        found.append((out.layout is t.sparse_coo, out.to_dense().tolist()))
+    assert found[0] == found[1] == (True, 3.0)

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-def broadcast_all(*values: Value | None) -> tuple[Tensor, ...]:
+def broadcast_all(*values: Any) -> tuple[Tensor, ...]:
     """Return the values as tensors of one shape; numbers take the dtype and device of the first tensor.
 
     Raises ValueError for what is neither a tensor nor a number.
@@ -42,7 +42,7 @@ def broadcast_all(*values: Value | None) -> tuple[Tensor, ...]:
     for value in values:
         if isinstance(value, Tensor):
             first = value if first is None else first
-        elif not isinstance(value, Number):
+        elif not isinstance(value, Number) and not hasattr(value, "__torch_function__"):
             raise ValueError(
                 "Input arguments must all be instances of Number, torch.Tensor or objects implementing "
                 "__torch_function__."
@@ -53,7 +53,7 @@ def broadcast_all(*values: Value | None) -> tuple[Tensor, ...]:
         else {"dtype": first.dtype, "device": first.device}
     )
     return webtorch.broadcast_tensors(
-        *[v if isinstance(v, Tensor) else webtorch.tensor(v, **options) for v in values]
+        *[webtorch.tensor(v, **options) if isinstance(v, Number) else v for v in values]
     )
 
 

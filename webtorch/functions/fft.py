@@ -59,7 +59,7 @@ def _real(name: str, x: Operand) -> Tensor:
     if isinstance(x, Tensor) and x.dtype.is_complex:
         title = name.removeprefix("fft_")
         kind = "real-valued" if title.endswith("n") else "real"
-        raise RuntimeError(f"{title} expects a {kind} input tensor, but got {x.dtype}")
+        raise RuntimeError(f"{title} expects a {kind} input tensor, but got {x.dtype.legacy}")
     return _floating(name, x, False)
 
 

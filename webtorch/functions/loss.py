@@ -44,7 +44,7 @@ from webtorch.ops.record import (
     composite,
 )
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.values import at_hand, check_places
+from webtorch.tensors.values import at_hand, at_hand_or_written, check_places
 
 _REDUCTIONS: tuple[Any, ...] = (
     ((), {}),
@@ -235,6 +235,7 @@ def huber_loss(
 
 # -- probabilities ----------------------------------------------------------------------------------------------------
 
+_NEGATIVE = "var has negative entry/entries"
 _NO_PROBABILITY = "all elements of {} should be between 0 and 1"
 
 
@@ -385,12 +386,16 @@ def gaussian_nll_loss(
                 raise ValueError(
                     f"gaussian_nll_loss: var is of incorrect size: {tuple(var.shape)} with input {tuple(input.shape)}."
                 )
+        given, known = var, at_hand_or_written(var)
+        if known is not None and (known < 0).any():
+            raise ValueError(_NEGATIVE)
         # The bound itself has no gradient: PyTorch clamps outside autograd.
         var = var + (clamp_min(var.detach(), eps) - var.detach())
         loss = (log(var) + squared_error(input, target) / var) * 0.5
+        loss = demand(loss, ge(given.detach(), 0), _NEGATIVE)
     else:
         if var < 0:
-            raise ValueError("gaussian_nll_loss: var has negative entry/entries")
+            raise ValueError(_NEGATIVE)
         bound = max(var, eps)
         loss = (squared_error(input, target) / bound + math.log(bound)) * 0.5
     if full:
@@ -467,6 +472,14 @@ def _check_class_weight(name: str, classes: int, weight: Tensor | None) -> None:
         raise ShapeError(
             f"{name}: weight tensor should be defined either for all {classes} classes or no classes but got weight "
             f"tensor of shape: {list(weight.shape)}"
+        )
+
+
+def _check_weight_type(name: str, input: Tensor, weight: Tensor | None) -> None:
+    if weight is not None and weight.dtype is not input.dtype:
+        raise RuntimeError(
+            f"expected scalar type {input.dtype.legacy} but found {weight.dtype.legacy}: the weight of {name}. Convert "
+            "it with .to()."
         )
 
 
@@ -574,10 +587,7 @@ def nll_loss(
     """Return -weight[target] * input[target] of log-probabilities (C), (N, C) or (N, C, ...); a weighted mean."""
     reduction = chosen_reduction(size_average, reduce, reduction)
     dim = _check_classes("nll_loss", input, target, weight)
-    if weight is not None and weight.dtype is not input.dtype:
-        raise RuntimeError(
-            f"nll_loss: expected weight of type {input.dtype} but found {weight.dtype}. Convert it with .to()."
-        )
+    _check_weight_type("nll_loss", input, weight)
     loss = _negative_log_likelihood(
         "nll_loss", widened(input), target, weight, ignore_index, reduction, 0.0, dim,
         gathered=in_memory(input),
@@ -612,10 +622,16 @@ def cross_entropy(
         raise RuntimeError(
             f"cross_entropy: label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}"
         )
-    if input.ndim and tuple(target.shape) == tuple(input.shape) and target.dtype.kind == "float":
+    if input.ndim and target._shape == input._shape:
+        if target.dtype.kind != "float":
+            raise RuntimeError(
+                "Expected floating point type for target with class probabilities, got "
+                + target.dtype.legacy
+            )
         loss = _soft_cross_entropy(input, target, weight, ignore_index, reduction, label_smoothing)
     else:
         dim = _check_classes("cross_entropy", input, target, weight)
+        _check_weight_type("cross_entropy", input, weight)
         loss = _negative_log_likelihood(
             "cross_entropy", log_softmax(widened(input), dim), target, weight, ignore_index,
             reduction, label_smoothing, dim,

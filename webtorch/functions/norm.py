@@ -321,7 +321,10 @@ def batch_norm(
         if count_of(input.shape, dims) == 1:
             raise ValueError(ONE_VALUE.format(f"torch.Size({list(input.shape)})"))
         if 0 in input.shape:
-            return input.clone()
+            # Of no numbers; weight and bias have gradients all the same.
+            out = input.clone()
+            out = out if weight is None or not channels else out * weight[0]
+            return out if bias is None or not channels else out + bias[0]
         if running_mean is not None or running_var is not None:
             # Before the result is saved for: a checkpoint computes anew up to there, and both times move them.
             statistics = _batch_statistics(widened(input.detach()), dims)

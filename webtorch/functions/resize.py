@@ -254,6 +254,13 @@ def _wanted(
             )
         if recompute:
             raise ValueError("recompute_scale_factor is not meaningful with an explicit size.")
+        if any(
+            isinstance(n, float) or (isinstance(n, Tensor) and n.dtype.has_gradient) for n in given
+        ):
+            raise TypeError(
+                "expected size to be one of int or Tuple[int] or Tuple[int, int] or Tuple[int, int, int], but got size "
+                f"with types {[type(n) for n in given]}"
+            )
         return tuple(int(n) for n in given), None
     if scale_factor is None:
         raise ValueError("either size or scale_factor should be defined")
@@ -736,6 +743,11 @@ def grid_sample(
             f"'reflection', but got: '{padding_mode}'"
         )
     rank = input.ndim - 2
+    if rank > 0 and grid.ndim and grid.shape[-1] != rank and grid.shape[0] == input.shape[0]:
+        raise ShapeError(
+            f"grid_sampler(): expected grid to have size {rank} in last dimension, but got grid "
+            f"with sizes {list(grid.shape)}"
+        )
     if rank not in (2, 3) or grid.ndim != input.ndim:
         raise ShapeError(
             "grid_sampler(): expected 4D or 5D input and grid with same number of dimensions, "
@@ -747,11 +759,6 @@ def grid_sample(
             f"grid_sampler(): expected grid and input to have same batch size, but got input with "
             f"sizes {list(input.shape)} and grid with "
             f"sizes {list(grid.shape)}"
-        )
-    if grid.shape[-1] != rank:
-        raise ShapeError(
-            f"grid_sampler(): expected grid to have size {rank} in last dimension, but got grid "
-            f"with sizes {list(grid.shape)}"
         )
     if input.dtype is not grid.dtype:
         raise DTypeError(

@@ -240,9 +240,10 @@ def im2col(
     input: Tensor, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
 ) -> Tensor:
     """Return the windows of (N, C, H, W) or (C, H, W) as columns, (N, C kh kw, count)."""
-    if input.ndim not in (3, 4):
+    if input.ndim not in (3, 4) or 0 in input._shape[-3:]:
         raise ShapeError(
-            f"unfold: Expected 3D or 4D (batch mode) tensor for input, but got: {list(input.shape)}"
+            "Expected 3D or 4D (batch mode) tensor with possibly 0 batch size and other non-zero dimensions for input, "
+            f"but got: {list(input.shape)}"
         )
     lead = tuple(input.shape[:-2])
     kernel, dilation, padding, stride, counts = _columns(

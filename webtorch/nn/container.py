@@ -492,7 +492,11 @@ class ParameterDict(Module):
 
     def update(self, parameters: object) -> None:
         """Add or replace values from a mapping or from (name, value) pairs."""
-        for key, value in _pairs("ParametersDict", parameters):
+        pairs = _pairs("ParametersDict", parameters)
+        if isinstance(parameters, Mapping) and not isinstance(parameters, OrderedDict):
+            # PyTorch takes the names of a plain dict in alphabetical order.
+            pairs = sorted(pairs)
+        for key, value in pairs:
             self[key] = value
 
     def extra_repr(self) -> str:
@@ -512,7 +516,6 @@ def _pairs(who: str, source: object) -> Iterable[tuple[str, Any]]:
             + type(source).__name__
         )
     if isinstance(source, (Mapping, ModuleDict, ParameterDict)):
-        # A plain dict's order is kept too: PyTorch sorts neither since Python 3.7.
         return chain(source.items())
     pairs = []
     for position, item in enumerate(source):

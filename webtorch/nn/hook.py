@@ -5,11 +5,12 @@ May import the tensor floor only.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from webtorch import autograd
@@ -18,7 +19,7 @@ from webtorch.ir.lines import user_depth
 from webtorch.tensors.host import bindings
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["BackwardTap", "RemovableHandle", "warn_of_old_hooks"]
+__all__ = ["BackwardTap", "RemovableHandle", "tell_old_hooks"]
 
 # What each kind of hook is called with, its registration says.
 Hook = Callable[..., Any]
@@ -75,7 +76,21 @@ _INCOMPLETE = (
 )
 
 
-def warn_of_old_hooks(args: tuple[Any, ...], result: object) -> None:
+def tell_old_hooks(module: object, hooks: list[Hook], args: tuple[Any, ...], result: Any) -> None:
+    """Have old backward hooks see the gradients of the last function of a call, and warn where that is a part."""
+    first = result
+    while not isinstance(first, Tensor):
+        if isinstance(first, Mapping):
+            first = next(v for v in first.values() if isinstance(v, Tensor))
+        else:
+            first = first[0]
+    if first.grad_fn is not None:
+        for hook in hooks:
+            first.grad_fn.register_hook(functools.partial(hook, module))
+        _warn_of_old_hooks(args, result)
+
+
+def _warn_of_old_hooks(args: tuple[Any, ...], result: object) -> None:
     """Warn of calls of which PyTorch's old backward hooks see a part."""
     results = result if isinstance(result, tuple) else (result,)
     if not all(isinstance(r, Tensor) for r in results):

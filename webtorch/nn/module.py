@@ -18,7 +18,7 @@ from webtorch.functions import public as webtorch
 from webtorch.functions.legacy import typename
 from webtorch.ir.lines import user_depth
 from webtorch.nn.gradients import clear_grads
-from webtorch.nn.hook import BackwardTap, Hook, RemovableHandle, warn_of_old_hooks
+from webtorch.nn.hook import BackwardTap, Hook, RemovableHandle, tell_old_hooks
 from webtorch.nn.member import public_names, register_buffer, remember
 from webtorch.nn.module_hooks import GLOBAL, add_hook, registered
 from webtorch.nn.parameter import Buffer, Parameter
@@ -356,7 +356,7 @@ class Module:
                         param.grad = grad
                 continue
             with webtorch.no_grad():
-                value = fn(param.data)
+                value = fn(param)
                 if overwrites() or value.is_meta != param.is_meta:
                     new = self._parameters[name] = Parameter(value, param.requires_grad)
                     if grad is not None:
@@ -364,7 +364,7 @@ class Module:
                     continue
                 param.data = value
                 if grad is not None:
-                    grad.data = fn(grad.data)
+                    grad.data = fn(grad)
                     param.grad = grad
         for name, buffer in self._buffers.items():
             if buffer is not None:
@@ -544,7 +544,10 @@ class Module:
         return add_hook(self._backward_hooks, hook, prepend=prepend)
 
     def register_backward_hook(self, hook: Hook) -> RemovableHandle:
-        """Register a full backward hook: PyTorch's old form, whose `grad_input` was incomplete."""
+        """Call `hook(module, grad_input, grad_output)` with the gradients of the last function of each call.
+
+        PyTorch's old form: of what a call does before its last function it sees nothing.
+        """
         self._only_hooks_that_are(False)
         return add_hook(self._backward_hooks, hook)
 
@@ -629,7 +632,11 @@ class Module:
         try:
             args, kwargs = self._run_pre_hooks(args, kwargs)
             tap = None
-            hooks = [*GLOBAL.backward.values(), *self._backward_hooks.values()]
+            hooks: list[Hook] = []
+            old: list[Hook] = []
+            (old if GLOBAL.backward_is_old else hooks).extend(GLOBAL.backward.values())
+            mine = old if self._is_full_backward_hook is False else hooks
+            mine.extend(self._backward_hooks.values())
             pre_hooks = [*GLOBAL.backward_pre.values(), *self._backward_pre_hooks.values()]
             if hooks or pre_hooks:
                 tap = BackwardTap(self, hooks, pre_hooks)
@@ -643,8 +650,6 @@ class Module:
                 if changed is not None:
                     result = changed
             if tap is not None:
-                if self._is_full_backward_hook is False:
-                    warn_of_old_hooks(args, result)
                 if not isinstance(result, (Tensor, tuple)):
                     warnings.warn(
                         "For backward hooks to be called, module output should be a Tensor or a "
@@ -652,6 +657,8 @@ class Module:
                         stacklevel=user_depth(),
                     )
                 result = tap.tap_outputs(result)
+            if old:
+                tell_old_hooks(self, old, args, result)
             return result
         except Exception:
             for key, hook, with_kwargs, always in self._all_forward_hooks():

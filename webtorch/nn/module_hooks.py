@@ -32,6 +32,8 @@ class GlobalHooks:
         self.forward_always: OrderedDict[int, bool] = OrderedDict()
         self.backward_pre: OrderedDict[int, Hook] = OrderedDict()
         self.backward: OrderedDict[int, Hook] = OrderedDict()
+        # Whether those see the last function of a call alone.
+        self.backward_is_old = False
         self.register_parameter: OrderedDict[int, Hook] = OrderedDict()
         self.register_buffer: OrderedDict[int, Hook] = OrderedDict()
         self.register_module: OrderedDict[int, Hook] = OrderedDict()
@@ -91,12 +93,22 @@ def register_module_full_backward_pre_hook(hook: Hook) -> RemovableHandle:
 
 def register_module_full_backward_hook(hook: Hook) -> RemovableHandle:
     """Call `hook(module, grad_input, grad_output)` when a module's input gradients are known."""
-    return add_hook(GLOBAL.backward, hook)
+    return _add_backward(hook, False)
 
 
 def register_module_backward_hook(hook: Hook) -> RemovableHandle:
-    """Register a full backward hook of every module: PyTorch's old form, whose `grad_input` was incomplete."""
-    return register_module_full_backward_hook(hook)
+    """Call `hook(module, grad_input, grad_output)` with the gradients of the last function of every module's call."""
+    return _add_backward(hook, True)
+
+
+def _add_backward(hook: Hook, old: bool) -> RemovableHandle:
+    if GLOBAL.backward and GLOBAL.backward_is_old is not old:
+        raise RuntimeError(
+            "Cannot use both regular backward hooks and full backward hooks as a global Module hook. Please use only "
+            "one of them."
+        )
+    GLOBAL.backward_is_old = old
+    return add_hook(GLOBAL.backward, hook)
 
 
 def register_module_parameter_registration_hook(hook: Hook) -> RemovableHandle:

@@ -75,14 +75,26 @@ class ChannelsLastAs:
         return any(suggests_channels_last(forms[n]) for n in self.numbers if n < len(forms))
 
 
-def volumes_as_first(forms: Forms, shape: Sizes) -> Sizes:
-    """Channels of volumes lie innermost where they do in the first operand, also without a batch."""
-    sizes, strides = forms[0]
-    if len(sizes) == 4 == len(shape):
-        order = (1, 2, 3, 0)
-        inner = strides[0] == 1 < sizes[0] and strides == format_strides(sizes, order)
-        return format_strides(shape, order) if inner else contiguous_strides(shape)
-    return _channels_last_if(suggests_channels_last(forms[0]), shape)
+class _VolumesAsFirst(ChannelsLastAs):
+    """The same rule of volumes, also without a batch, and of the gradients of those with one."""
+
+    __slots__ = ()
+
+    def __call__(self, forms: Forms, shape: Sizes) -> Sizes:
+        """Return the order of the dims of a result."""
+        sizes, strides = forms[0]
+        if len(sizes) == 4 == len(shape):
+            order = (1, 2, 3, 0)
+            inner = strides[0] == 1 < sizes[0] and strides == format_strides(sizes, order)
+            return format_strides(shape, order) if inner else contiguous_strides(shape)
+        return super().__call__(forms, shape)
+
+    def wanted(self, forms: Forms) -> bool:
+        """Whether channels of volumes lie innermost."""
+        return len(forms[0][0]) == 5 and super().wanted(forms)
+
+
+volumes_as_first = _VolumesAsFirst(0)
 
 
 def channels_last_together(forms: Forms, shape: Sizes) -> Sizes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import FunctionType
 from typing import Any
@@ -41,8 +41,10 @@ Function = Callable[..., Any]
 _PACKAGE = sys.modules["webtorch"]
 
 
-def has_torch_function(relevant_args: Iterable[object]) -> bool:
+def has_torch_function(relevant_args: Sequence[object]) -> bool:
     """Whether a mode is on, or an argument's class has a `__torch_function__` that is to be asked."""
+    if not isinstance(relevant_args, Sequence):
+        raise TypeError(f"expected a sequence, got {type(relevant_args).__name__}")
     if state.modes and state.modes_asked:
         return True
     return state.classes and any(override.asks(type(x)) for x in relevant_args)
@@ -172,6 +174,11 @@ class TorchFunctionMode:
         raise NotImplementedError
 
     def __enter__(self) -> Any:
+        if isinstance(inspect.getattr_static(self, "__torch_function__"), classmethod):
+            raise RuntimeError(
+                "Defining your mode's `__torch_function__` as a classmethod is not supported, please make it a plain "
+                "method"
+            )
         override.askable()
         # It sees nothing of what was called before.
         refuse_scripts("a mode of __torch_function__ begins")

@@ -95,6 +95,8 @@ class _Open:
     received = False
     # Whether somebody had, when the last step ended: then gradients are those of several processes.
     parallel = False
+    # What is recorded before such a pass begins, to be computed with what is pending by then.
+    prepare: Callable[[], None] | None = None
 
 
 opened = _Open()
@@ -172,6 +174,8 @@ def begin_backward() -> None:
     if opened.parallel:
         # Passes within this one, and others before the next step, have no such step before them.
         opened.parallel = False
+        if opened.prepare is not None:
+            opened.prepare()
         flush()
 
 

@@ -421,11 +421,32 @@ class _Packing:
 
     def __init__(self) -> None:
         self.joins, self.parts = Kinds(), Kinds()
+        # What has been packed last, and what has been packed since, of which values.
+        self.last: list[weakref.ref[torch.Tensor]] = []
+        self._ahead: tuple[list[Node], torch.Tensor] | None = None
+
+    def pack_ahead(self) -> None:
+        """Pack what has been packed last as it is now: its values are mostly those that will be sent next."""
+        tensors = [x.detach() for r in self.last if (x := r()) is not None]
+        self._ahead = None
+        if tensors and len(tensors) == len(self.last):
+            nodes: list[Node] = []
+            plan = self.joins.find(tensors, {}, nodes, [])
+            self._ahead = nodes, self._joined(tensors, plan, nodes)
 
     def pack(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return all in one."""
-        nodes: list[Node] = []
+        self.last = [weakref.ref(x) for x in tensors]
+        tensors, nodes = [x.detach() for x in tensors], list[Node]()
         plan = self.joins.find(tensors, {}, nodes, [])
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and nodes and nodes == ahead[0]:
+            return ahead[1]
+        return self._joined(tensors, plan, nodes)
+
+    def _joined(
+        self, tensors: Sequence[torch.Tensor], plan: Any, nodes: list[Node]
+    ) -> torch.Tensor:
         if type(plan) is Plan:
             joined: torch.Tensor = plan.tensors(nodes, (), user_line())
             return joined
@@ -465,6 +486,23 @@ class _Packing:
 _packings: dict[object, _Packing] = {}
 
 
+def _pack_ahead() -> None:
+    """Pack what is sent in each step where the step's program computes it: then it needs no program of its own."""
+    with torch.no_grad():
+        for packing in _packings.values():
+            packing.pack_ahead()
+
+
+def _not_cut(original: Callable[[], Any]) -> Any:
+    """Return the module whose graph Dynamo is to cut at its buckets: none where processes share memory, since fewer
+    programs gain more there than sums that begin sooner.
+    """
+    found = original()
+    if found is not None and any(p.device.type == NAME for p in found.module.parameters()):
+        return None if _lane(found.process_group).shared is not None else found
+    return found
+
+
 def _broadcast_coalesced(
     original: Callable[..., None],
     group: c10d.ProcessGroup,
@@ -481,7 +519,7 @@ def _broadcast_coalesced(
     options, packed = c10d.BroadcastOptions(), []
     options.rootRank = rank
     for numbers in c10d._compute_bucket_assignment_by_size(list(tensors), [size])[0]:
-        some = [tensors[n].detach() for n in numbers]
+        some = [tensors[n] for n in numbers]
         kind = some[0].dtype, tuple([x.shape for x in some])
         packing = _packings.setdefault(kind, _Packing())
         if group.rank() == rank:
@@ -493,7 +531,7 @@ def _broadcast_coalesced(
     for work, (packing, flat, some) in zip(sent, packed, strict=True):
         work.wait()
         if group.rank() != rank:
-            packing.unpack(flat, some)
+            packing.unpack(flat, [x.detach() for x in some])
             torch.autograd.graph.increment_version(some)
 
 
@@ -529,6 +567,9 @@ def register() -> None:
     """Register the collectives."""
     module: Any = torch.distributed
     module._broadcast_coalesced = partial(hide(_broadcast_coalesced), module._broadcast_coalesced)
+    kind: Any = torch.nn.parallel.DistributedDataParallel
+    kind._get_active_ddp_module = partial(hide(_not_cut), kind._get_active_ddp_module)
+    opened.prepare = _pack_ahead
     library = torch.library.Library("c10d", "IMPL")
     libraries.append(library)
     with warnings.catch_warnings():

@@ -93,6 +93,20 @@ def waiting(nodes: Iterable[Node]) -> tuple[set[Node], set[Node]]:
     return late, {n for n in _all(late) if n.kind == "buffer"}
 
 
+def waits(node: Node) -> bool:
+    """Whether a node stands on a value to come."""
+    seen: set[Node] = set()
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        if node.kind == "arriving":
+            return True
+        if node not in seen:
+            seen.add(node)
+            stack += node.srcs
+    return False
+
+
 def _all(nodes: Iterable[Node]) -> set[Node]:
     """Return these nodes and all that they stand on."""
     seen: set[Node] = set()

@@ -451,10 +451,10 @@ class Runtime:
         """Return the pending values that stand on what is yet to come, or none if `wanted` does. The others may be
         computed first: they leave the memory alone that these read.
         """
-        owners = [o for r in self.pending[:] if (o := r()) is not None]
-        late, data = arrivals.waiting([wanted.node, *[o.node for o in owners]])
-        if self.recording is not None or wanted.node in late:
+        if self.recording is not None or arrivals.waits(wanted.node):
             return ()
+        owners = [o for r in self.pending[:] if (o := r()) is not None]
+        late, data = arrivals.waiting([o.node for o in owners])
         with self.writing:
             for owner in owners:
                 if owner.donor in data and owner.node not in late:

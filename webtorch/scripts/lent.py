@@ -146,6 +146,8 @@ def _contents(t: Tensor) -> bytes | None:
         or type(t) is not Tensor
         or t._requires_grad
         or t._levels
+        # Two numbers of memory for each.
+        or t.dtype.is_complex
         or history_of(t) is not None
         or not is_contiguous(t._shape, t._strides)
     ):

@@ -120,7 +120,8 @@ def _rule(name: str) -> None:
         if dtype is not None:
             x = x.like(x.values_of().to(dtype))
         dims = {dim} if isinstance(dim, int) else set(dim or range(x.dim()))
-        dims = {d % max(x.dim(), 1) for d in dims}
+        # A tensor without dims has one to reduce, which is none of its values'.
+        dims = {d % x.dim() for d in dims} if x.dim() else set()
         if name != "mean":
             out = _reduced(name, x, dims, keepdim)
         else:

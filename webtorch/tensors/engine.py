@@ -17,6 +17,7 @@ from webtorch.dispatch.call import active, dispatched, looking
 from webtorch.ir.lines import user_depth
 from webtorch.ir.view import contiguous_strides, numel, strides_like
 from webtorch.ops import primitive
+from webtorch.ops.layout import channels_last
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import TABLE
 from webtorch.tensors.above import ask
@@ -883,7 +884,17 @@ def grad(
             f"The differentiated Tensor at index {unused} appears to not have been used in the graph. "
             "Set allow_unused=True if this is the desired behavior."
         )
-    return tuple(found)
+    return tuple([g if g is None or g._whole else _laid(t, g) for t, g in zip(targets, found)])
+
+
+def _laid(x: Tensor | GradientEdge, g: Tensor) -> Tensor:
+    """Return a gradient that lies in memory as its tensor does, or has its channels innermost."""
+    inner = len(g._shape) in (4, 5) and g._strides == channels_last(g._shape)
+    if inner or isinstance(x, GradientEdge):
+        return g
+    copy = g.clone()
+    _lie_as(x, copy)
+    return copy
 
 
 def _zeros(x: Tensor | GradientEdge, create_graph: bool) -> Tensor:

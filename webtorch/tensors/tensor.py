@@ -83,7 +83,8 @@ class Tensor(TensorBase):
                     "Legacy tensor constructor of the form torch.Tensor(tensor, device=device) is not supported.  Use "
                     "torch.tensor(...) or torch.as_tensor(...) instead."
                 )
-            made = data.detach()
+            # Another view of it, with its history.
+            return data.as_subclass(cls)
         elif hasattr(data, "_seen_as"):
             # On the memory of a storage.
             made = TABLE["empty"](0, device=device).set_(data)

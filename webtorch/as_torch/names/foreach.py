@@ -31,8 +31,8 @@ def foreach(name: str) -> Callable[..., Any]:
         """Return the operation of one tensor."""
         if plain in ("maximum", "minimum"):
             # These take numbers in lists of tensors, and have no form in place for single ones.
-            found = (x.clamp_min if plain == "maximum" else x.clamp_max)(*args)
-            return x.copy_(found) if name.endswith("_") else found
+            bound = "clamp_min" if plain == "maximum" else "clamp_max"
+            return getattr(x, name.replace(plain, bound))(*args)
         if plain == "norm":
             return linalg.vector_norm(x, *(args or (2,)), **kwargs)
         if not isinstance(x, Tensor):

@@ -255,6 +255,8 @@ def __getattr__(name: str) -> Any:
         ("_convert_indices_from_", "_validate_sparse_", "_validate_compressed_sparse_")
     ):
         return getattr(_import_module("webtorch.as_torch.names.sparse_parts"), name)
+    if name == "_masked_softmax":
+        return getattr(_import_module("webtorch.aten.layers"), name)
     if name == "default_generator":
         return webtorch.default_generator("cpu")
     if name == "export":
