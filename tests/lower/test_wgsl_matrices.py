@@ -196,6 +196,14 @@ def test_orthogonal_columns(
             assert ratio(a[i] @ v - w[i], a[i]) < MOST
 
 
+def test_many_columns_turn_in_one_workgroup() -> None:
+    """Loops of an invocation have 65,535 turns on Mesa's software adapters."""
+    a = matrices(1, 70, 70)
+    _, norms, info = run("orthogonal_columns", [a], (False,), [(1, 70, 70), (1, 70), (1,)], 32768)
+    assert not info.any()
+    np.testing.assert_allclose(norms, np.linalg.svd(a, compute_uv=False), atol=1e-4)
+
+
 def test_numbers_that_are_not_finite_are_told() -> None:
     a = matrices(3, 4, 4)
     a[1, 2, 3] = np.inf

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -334,6 +336,16 @@ ERRORS = {
         [(2, 3)],
         "at least 2 tensors but got 1",
     ),
+    "multi_dot of a vector": (
+        lambda lib, a: lib.linalg.multi_dot([a[0], a[0, 0], a[0]]),
+        [(2, 3)],
+        "tensor 1 must be 2D but got 0D",
+    ),
+    "multi_dot ends": (
+        lambda lib, a: lib.linalg.multi_dot([a[0], a[0, 0]]),
+        [(2, 3)],
+        "the last tensor must be 1D or 2D",
+    ),
     "multi_dot sizes": (
         lambda lib, a: lib.linalg.multi_dot([a, a]),
         [(2, 3)],
@@ -425,3 +437,12 @@ def test_a_product_of_no_matrices_is_refused() -> None:
     for lib in (torch, webtorch):
         with pytest.raises(RuntimeError, match=r"chain_matmul\(\): Expected one or more matrices"):
             lib.chain_matmul()
+
+
+def test_chains_of_products_are_of_matrices() -> None:
+    with warnings.catch_warnings():
+        # Of an old name, in both.
+        warnings.simplefilter("ignore")
+        for lib in (torch, webtorch):
+            with pytest.raises(RuntimeError, match="Tensor dimension is 1, expected 2 instead"):
+                lib.chain_matmul(lib.ones(2, 2), lib.ones(2))

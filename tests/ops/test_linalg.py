@@ -244,6 +244,36 @@ def test_ldl_of_complex_matrices_is_pytorch_s(size: int, hermitian: bool) -> Non
     np.testing.assert_allclose(a @ x.numpy(), b, atol=1e-8)
 
 
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4)], ids=str)
+def test_least_squares_by_qr_are_pytorch_s(shape: tuple[int, int], device: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    # The last is of zeros, which LAPACK takes.
+    a = torch.randn(3, *shape, generator=generator, dtype=torch.float64) * torch.tensor(
+        [1.0, 1, 0]
+    ).reshape(3, 1, 1)
+    b = torch.randn(3, shape[0], 2, generator=generator, dtype=torch.float64)
+
+    def run(module: Any, a: Any, b: Any) -> list[Any]:
+        found = module.linalg.lstsq(a, b, driver="gels")
+        assert found.rank.numel() == found.singular_values.numel() == 0
+        x = found.solution
+        one, two = a[:2].detach().requires_grad_(), b[:2].detach().requires_grad_()
+        y = module.linalg.lstsq(one, two, driver="gels").solution
+        slopes = module.autograd.grad((y.sin() * y).sum(), (one, two), create_graph=True)
+        (second,) = module.autograd.grad(slopes[0].square().sum(), one)
+        return [np.array(t.tolist()) for t in (x, found.residuals[:2], *slopes, second)]
+
+    wanted = run(torch, a, b)
+    ours = [webtorch.tensor(t.numpy()).to(device, webtorch.float32) for t in (a, b)]
+    for found, expected in zip(run(webtorch, *ours), wanted, strict=True):
+        size = np.abs(expected).max(initial=1e-9)
+        np.testing.assert_allclose(found / size, expected / size, atol=1e-3)
+    with pytest.raises(webtorch.linalg.LinAlgError, match="does not have full rank"):
+        webtorch.linalg.lstsq(
+            webtorch.tensor([[1.0, 0.0]] * 3).to(device), ours[1][0, :3], driver="gels"
+        )
+
+
 @pytest.mark.parametrize("generalised", [False, True])
 @pytest.mark.parametrize("largest", [False, True])
 def test_lobpcg_finds_extreme_eigenpairs(largest: bool, generalised: bool) -> None:

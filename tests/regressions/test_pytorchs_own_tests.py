@@ -749,6 +749,17 @@ def test_hooks_after_a_gradient_was_added_see_it(lib: Any) -> None:
     assert x.grad.tolist() == [15.0] * 3
 
 
+def test_tracing_raises_what_the_function_raises() -> None:
+    def refuses(_x: object) -> None:
+        raise NotImplementedError
+
+    for lib in (torch, webtorch):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(NotImplementedError):
+                lib.jit.trace(refuses, lib.ones(2))
+
+
 LAID: dict[str, Callable[[Any, Any], Any]] = {
     "padded": lambda lib, x: lib.nn.functional.pad(x, (1, 1), value=2.0),
     "of all": lambda lib, x: lib.nn.functional.adaptive_avg_pool2d(x, 1),

@@ -11,7 +11,7 @@ import math
 from typing import Any, NamedTuple
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.functions import creation, joining, movement, random, reduce
+from webtorch.functions import creation, joining, movement, random, ranges, reduce
 from webtorch.functions.linalg import (
     EVERYWHERE,
     LINALG,
@@ -720,6 +720,49 @@ def _lstsq(a: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, ...]:
     return call("lstsq", (a, b), (rcond,), ((n, b._shape[-1]), (), (min(m, n),)))
 
 
+def _inverse_vjp(g: Tensor, out: Tensor, a: Tensor) -> tuple[Tensor]:
+    return _pinv_vjp(g, out, a, None)
+
+
+@composite(
+    name="_inverse_of_full_rank", function_in=(), torch="", vjp=_inverse_vjp, complex_rule=True
+)
+def _inverse_of_full_rank(a: Tensor) -> Tensor:
+    """Return the pseudo-inverse of matrices of full rank."""
+    return _gels(a, identity(a._shape[-2], a).expand((*a._shape[:-1], a._shape[-2])))[0]
+
+
+def _gels_vjp(g: Tensor, _out: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    p = _inverse_of_full_rank(a)
+    return _pinv_vjp(g @ b.mH, p, a, None)[0], p.mH @ g
+
+
+@composite(name="_gels", function_in=(), torch="", vjp=_gels_vjp, complex_rule=True)
+def _gels(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (x, info) by QR alone, for matrices of full rank; of zeros x is zero, as LAPACK's."""
+    m, n = a._shape[-2:]
+    q, r = _qr(a if m >= n else a.mH, "reduced")
+    k = min(m, n)
+    diagonal = r.diagonal(0, -2, -1)
+    zero = diagonal == 0
+    nothing = (a == 0).all(-1).all(-1)
+    # A triangle of zeros becomes one that can be solved.
+    r = where(nothing[..., None, None], identity(k, r), r)
+    if m >= n:
+        x = solve_triangular(r, q.mH @ b, upper=True)
+    else:
+        x = q @ solve_triangular(r.mH, b, upper=False)
+    first = where(zero, ranges.arange(1, k + 1, device=a.device), 0)
+    info = where(zero.any(-1) & ~nothing, where(zero, first, k + 1).amin(-1), 0)
+    return where(nothing[..., None, None], 0.0, x), info
+
+
+_NOT_FULL_RANK = (
+    "The least squares solution could not be computed because the input matrix does not have full "
+    "rank (error code: {})."
+)
+
+
 @composite(
     name="linalg_lstsq",
     family="index",
@@ -759,7 +802,12 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     m, n = A._shape[-2:]
     cut = EPSILON[A.dtype.to_real()] * max(m, n) if rcond is None else float(rcond)
     a, b = expand_batch(A, b)
-    x, rank, s = _lstsq(a, b, cut)
+    if chosen == "gels" and a.numel():
+        x, info = _gels(a, b)
+        (x,) = check_info(name, info, _NOT_FULL_RANK, x)
+        rank = s = x
+    else:
+        x, rank, s = _lstsq(a, b, cut)
     empty = fill((0,), 0, A.dtype.to_real(), A.device)
     residuals = empty
     if m > n and chosen != "gelsy" and a.numel() and (chosen == "gels" or _all_full(rank, n)):

@@ -26,6 +26,8 @@ from webtorch.tensors.tensor import Tensor
 # their exponentials squared.
 _TAYLOR_NORM = 1.461661507209034
 _MOST_SQUARES = 64
+# How many norms the eigenvalues of a matrix are moved by, so that all are positive and none is near zero.
+_SHIFT = 1.0625
 
 
 def _factors(a: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,13 +87,14 @@ def eigh(a: Tensor, uplo: str) -> tuple[Tensor, ...]:
     """Return (eigenvalues, eigenvectors, info) from one triangle.
 
     Of a matrix without negative eigenvalues the columns that Jacobi's method turns are orthogonal when they are
-    multiples of eigenvectors; so all are moved by a norm.
+    multiples of eigenvectors; so all are moved by more than a norm, and none comes near zero.
     """
     n = a._shape[-1]
     whole = symmetrised(a.mH if uplo == "U" else a)
-    norm = whole.abs().sum(-2).amax(-1)[..., None, None]
-    _, _, info, vectors = _orthogonal(whole + norm * identity(n, a), True)
-    vectors = vectors.flip(-1)
+    norm = whole.abs().sum(-2).amax(-1)
+    shift = where(norm == 0, 1.0, _SHIFT * norm)[..., None, None]
+    turned, norms, info = _orthogonal(whole + shift * identity(n, a), False)
+    vectors = (turned / norms.unsqueeze(-2)).flip(-1)
     values = _real(conjugate(vectors) * (whole @ vectors)).sum(-2)
     # In order also where rounding makes a difference between equal ones.
     return values.cummax(-1)[0], vectors, info

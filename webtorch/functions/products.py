@@ -62,7 +62,12 @@ def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
         given[-1] = given[-1].unsqueeze(1)
     for i, x in enumerate(given):
         if x.ndim != 2:
-            raise ShapeError(f"multi_dot(): tensor {i} must be 2D but got {x.ndim}D")
+            ends = {
+                0: "the first tensor must be 1D or 2D",
+                len(given) - 1: "the last tensor must be 1D or 2D",
+            }
+            what = ends.get(i, f"tensor {i} must be 2D")
+            raise ShapeError(f"multi_dot(): {what} but got {x.ndim}D")
         if x.dtype is not given[0].dtype:
             raise DTypeError(
                 f"multi_dot(): all tensors must have be the same dtype but tensor 0 is "
@@ -122,6 +127,9 @@ def chain_matmul(*matrices: Any) -> Tensor:
     )
     if not given:
         raise RuntimeError("chain_matmul(): Expected one or more matrices")
+    for x in given:
+        if x.ndim != 2:
+            raise ShapeError(f"Tensor dimension is {x.ndim}, expected 2 instead.")
     return given[0] if len(given) == 1 else multi_dot(given)
 
 

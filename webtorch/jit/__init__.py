@@ -104,8 +104,17 @@ def trace(
     example_kwarg_inputs: object = None,
     _store_inputs: bool = True,
 ) -> T:
-    """Return what computes as `func` does, with a warning the first time. Unlike a trace it keeps its branches."""
+    """Return what computes as `func` does, with a warning the first time. Unlike a trace it keeps its branches.
+
+    It is called once, as PyTorch's is, so that what it raises is raised here.
+    """
     _say("trace")
+    named: Any = example_kwarg_inputs
+    if example_inputs is not None or named is not None:
+        given: Any = example_inputs if example_inputs is not None else ()
+        given = given if isinstance(given, (tuple, list)) else (given,)
+        run: Any = func
+        run(*given, **(named or {}))
     return scripted(func)
 
 

@@ -480,7 +480,8 @@ def _check_exact(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -
         if place.dtype is not result.dtype:
             raise RuntimeError(
                 f"expected scalar_type {result.dtype.legacy} but found {place.dtype.legacy}. "
-                f"{name}: Expected out tensor to have dtype {result.dtype}, but got {place.dtype} instead. "
+                f"{name}: Expected out tensor to have dtype {result.dtype.c_name}, but got {place.dtype.c_name} "
+                "instead. "
                 f"Expected object of scalar type {result.dtype.legacy} but got scalar type {place.dtype.legacy} for "
                 "argument 'out'"
             )

@@ -48,6 +48,8 @@ class TensorBase(metaclass=_OfTensors):
 
 
 _TensorBase = TensorBase
+# Factorisations and Fourier transforms are here, whoever computes them.
+has_lapack = has_spectral = True
 # As `__torch_dispatch__` of a class, it says that the class replaces no kernel.
 _disabled_torch_dispatch_impl = _disabled_torch_function_impl
 # Blocks in which PyTorch's dispatcher asks no Python kernels and no transforms: nobody is asked here.

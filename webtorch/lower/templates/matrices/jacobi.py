@@ -99,7 +99,8 @@ class _Jacobi:
         players = n + n % 2
         pairs = max(players // 2, 1)
         size = w.width(64 if pairs <= 8 else 128 if pairs <= 16 else 256)
-        while size < pairs:
+        # Two invocations for a pair: Mesa's software adapters end all loops of one after 65,535 turns.
+        while size < 2 * pairs:
             size *= 2
         own = 1 << ((size // pairs).bit_length() - 1)
         rotate = f"""
