@@ -311,6 +311,7 @@ from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
 found = torch.ones(2, 3).max(0)
 assert isinstance(found, torch.return_types.max) and not isinstance(found, torch.return_types.min)
 assert torch._VF.lstm is torch.lstm
+assert torch.__file__ == webtorch.__file__ and torch.nn.__file__.endswith("__init__.py")
 assert issubclass(torch.jit.TracerWarning, Warning)
 torch._dynamo.mark_static_address(found.values)
 from torch._higher_order_ops.associative_scan import associative_scan

@@ -54,6 +54,10 @@ class Room(ModuleType):
             # What `import *` takes: what the sources list, where they do.
             listed = [n for m in self._modules() for n in getattr(m, "__all__", None) or dir(m)]
             return sorted({n for n in listed if not n.startswith("_") and n not in _OURS})
+        if name == "__file__" and _own(self)["__sources__"]:
+            # Programs look for what lies beside it: its namesake here, else what comes first.
+            named = [m for m in self._modules() if m.__name__ == f"web{self.__name__}"]
+            return (named or self._modules())[0].__file__
         if name.startswith("__") and name not in ("__version__", "__config__", "__future__"):
             raise AttributeError(name)
         if name == "torch":
