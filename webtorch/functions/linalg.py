@@ -38,7 +38,7 @@ from webtorch.ops.purity import look, warn_once
 from webtorch.ops.record import BOOL, Autocast, Example, composite, return_type
 from webtorch.tensors.tensor import Tensor
 
-LINALG = ("linalg",)
+LINALG: tuple[str, ...] = ("linalg",)
 EVERYWHERE = ("torch", "Tensor", "linalg")
 DOUBLE_OR_FLOAT: tuple[DType, ...] = (float32, float64, complex64, complex128)
 # Which results of a function of complex matrices are real.
