@@ -226,6 +226,31 @@ WRONG: dict[str, tuple[Call, tuple[str, ...]]] = {
     ),
     "iterate 0-d": (lambda t: list(t.zeros(())), ("0-d",)),
     "len 0-d": (lambda t: len(t.zeros(())), ("0-d",)),
+    # linear algebra
+    "cond out": (
+        lambda t: t.linalg.cond(t.eye(2), out=t.empty(0, dtype=t.int32)),
+        (
+            "linalg.cond: Expected result to be safely castable from Float dtype, but got result with dtype Int",
+        ),
+    ),
+    "eig out": (
+        lambda t: t.linalg.eig(t.eye(2), out=(t.empty(0), t.empty(0))),
+        (
+            "Expected eigenvalues to be safely castable from ComplexFloat dtype, but got eigenvalues with dtype Float",
+        ),
+    ),
+    "eig nan": (
+        lambda t: t.linalg.eig(t.full((2, 2), float("nan"))),
+        ("torch.linalg.eig: input tensor should not contain infs or NaNs.",),
+    ),
+    "pinv rank": (
+        lambda t: t.linalg.pinv(t.zeros(3)),
+        ("linalg.pinv(Float{[3]}): expected a tensor with 2 or more dimensions",),
+    ),
+    "tensorsolve sizes": (
+        lambda t: t.linalg.tensorsolve(t.zeros(2, 2, 4), t.zeros(3, 2)),
+        ("Expected self to satisfy the requirement", "4 != 6"),
+    ),
     # modules and optimizers
     "no parameters": (lambda t: t.optim.SGD([], lr=0.1), ("empty",)),
     "negative lr": (lambda t: t.optim.SGD([t.zeros(1)], lr=-1.0), ("learning rate",)),

@@ -317,3 +317,9 @@ def test_lobpcg_says_what_it_is_not_for() -> None:
         webtorch.lobpcg(webtorch.eye(5), k=2)
     with pytest.raises(ValueError, match="method is one of"):
         webtorch.lobpcg(webtorch.eye(5), method="davidson")
+
+
+def test_the_condition_number_of_a_singular_matrix_is_infinite() -> None:
+    for lib in (webtorch, torch):
+        a = lib.diag(lib.tensor([1.0, 1.0, 0.0]))
+        assert [lib.linalg.cond(a, p).item() for p in (1, "fro", "nuc", 2)] == [float("inf")] * 4

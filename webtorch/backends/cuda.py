@@ -20,6 +20,19 @@ matmul = _Matmul()
 _kinds = {"flash": True, "mem_efficient": True, "math": True, "cudnn": True}
 
 
+_linalg = "default"
+
+
+def preferred_linalg_library(backend: str | None = None) -> str:
+    """Keep the name of a library for factorisations, if one is given, and return the one that is kept."""
+    global _linalg
+    if backend is not None:
+        if backend not in ("default", "cusolver", "magma"):
+            raise RuntimeError("Unknown input value. Choose from: default, cusolver, magma.")
+        _linalg = backend
+    return _linalg
+
+
 def is_built() -> bool:
     """Return False."""
     return False

@@ -128,6 +128,7 @@ class Lane:
         self._failed = True
 
         def ask() -> None:
+            """Say that it has failed here, and ask who else says so."""
             nonlocal missing
             store.set(f"failed {self.rank}", "")
             while missing:
@@ -252,6 +253,7 @@ class Call:
         coming = like.runtime.backend.download_async(given, into=_bytes(host))
 
         def wait() -> Foreign:
+            """Return what was read."""
             asyncio.run(_arrive(coming))
             return host
 

@@ -111,7 +111,7 @@ def linalg_cholesky(A: Tensor, *, upper: bool = False) -> Tensor:
     name="cholesky",
     family="index",
     autocast=Autocast(cpu="fp32"),
-    out="cast",
+    out="castable",
     gradient_name="CholeskyBackward0",
 )
 def cholesky(input: Tensor, upper: bool = False) -> Tensor:
@@ -128,7 +128,7 @@ def cholesky(input: Tensor, upper: bool = False) -> Tensor:
     return x.mH if upper else x
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"), out="cast")
+@composite(family="index", autocast=Autocast(cpu="fp32"), out="castable")
 def cholesky_solve(input: Tensor, input2: Tensor, upper: bool = False) -> Tensor:
     """The solution of A X = input, where A = L L^T (L^T L for `upper`), L the second tensor."""
     for x, what in ((input, "b"), (input2, "u")):
@@ -165,7 +165,7 @@ def _cholesky_solve(b: Tensor, factor: Any, upper: bool) -> Tensor:
 @composite(
     family="index",
     autocast=Autocast(cpu="fp32"),
-    out="cast",
+    out="castable",
 )
 def cholesky_inverse(input: Tensor, upper: bool = False) -> Tensor:
     """The inverse of A = L L^T from L."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from webtorch.errors import DTypeError, ShapeError
+from webtorch.errors import DTypeError, LinAlgError, ShapeError
 from webtorch.functions import creation, joining, movement, random, ranges, reduce
 from webtorch.functions.linalg import (
     EVERYWHERE,
@@ -30,7 +30,7 @@ from webtorch.functions.orthogonal import linalg_qr, plus, qr_factors
 from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import DType, float32, float64, int32, int64
 from webtorch.ir.view import wrap_dim
-from webtorch.ops.primitive import cast_to, conjugate, differentiated, fill, real_part
+from webtorch.ops.primitive import cast_to, conjugate, differentiated, fill, real_part, shown
 from webtorch.ops.record import Autocast, composite, return_type
 from webtorch.tensors.tensor import Tensor
 
@@ -180,11 +180,24 @@ def _eig(a: Tensor) -> tuple[Tensor, ...]:
     return call("eig", (z,), (a.dtype.is_complex,), ((n,), (n, n), ()))
 
 
+def _check_eig(name: str, A: Tensor, info: Tensor, *results: Tensor) -> tuple[Tensor, ...]:
+    """Return `results`. Raises LinAlgError where they are not found, RuntimeError if `A` is not finite."""
+    try:
+        return check_info(name, info, _NOT_CONVERGED, *results)
+    except LinAlgError as error:
+        if shown(A.detach().isfinite()).all():
+            raise
+        raise RuntimeError(
+            f"torch.{name}: input tensor should not contain infs or NaNs."
+        ) from error
+
+
 @composite(
     name="linalg_eig",
     family="index",
     function_in=LINALG,
     torch="linalg.eig",
+    out="castable",
     gradient_name="LinalgEigBackward0",
     lapack=("linalg_eig", "linalg_eig.out"),
 )
@@ -192,7 +205,7 @@ def linalg_eig(A: Tensor) -> Eig:
     """(eigenvalues, eigenvectors of length 1) of any square matrices, complex also where A is real."""
     check_matrix("linalg.eig", A, "A", square=True)
     w, v, info = _eig(A)
-    w, v = check_info("linalg.eig", info, _NOT_CONVERGED, w, v)
+    w, v = _check_eig("linalg.eig", A, info, w, v)
     return Eig(w, v)
 
 
@@ -201,6 +214,7 @@ def linalg_eig(A: Tensor) -> Eig:
     family="index",
     function_in=LINALG,
     torch="linalg.eigvals",
+    out="castable",
     gradient_name="LinalgEigBackward0",
     lapack=("_linalg_eigvals", "linalg_eigvals.out"),
 )
@@ -208,7 +222,7 @@ def linalg_eigvals(A: Tensor) -> Tensor:
     """The eigenvalues of any square matrices, complex also where A is real."""
     check_matrix("linalg.eigvals", A, "A", square=True)
     w, _, info = _eig(A)
-    (w,) = check_info("linalg.eigvals", info, _NOT_CONVERGED, w)
+    (w,) = _check_eig("linalg.eigvals", A, info, w)
     return w
 
 
@@ -391,7 +405,7 @@ def _largest(a: Tensor, hermitian: bool) -> Tensor:
     family="index",
     function_in=LINALG,
     torch="linalg.pinv",
-    out="cast",
+    out="castable",
     gradient_name="LinalgPinvBackward0",
 )
 def pinv(
@@ -403,6 +417,11 @@ def pinv(
     rtol: float | Tensor | None = None,
 ) -> Tensor:
     """The pseudo-inverse; singular values up to max(atol, rtol * the largest) count as zero."""
+    if A.ndim < 2:
+        raise ShapeError(
+            f"linalg.pinv({A.dtype.legacy}{{{list(A._shape)}}}): expected a tensor with 2 or more dimensions of float, "
+            "double, cfloat or cdouble types"
+        )
     check_matrix("linalg.pinv", A, "A", square=hermitian)
     if rcond is not None:
         rtol = rcond
@@ -427,7 +446,7 @@ def pinverse(input: Tensor, rcond: float = 1e-15) -> Tensor:
     torch="linalg.matrix_rank",
     differentiable=False,
     autocast=Autocast(cpu="fp32"),
-    out="cast",
+    out="castable",
 )
 def matrix_rank(
     A: Tensor,
@@ -675,7 +694,7 @@ def linalg_norm(
     function_in=LINALG,
     torch="linalg.cond",
     autocast=Autocast(cpu="fp32"),
-    out="cast",
+    out="castable",
 )
 def cond(A: Tensor, p: object = None) -> Tensor:
     """The condition number: the norm times the norm of the inverse."""
@@ -693,8 +712,10 @@ def cond(A: Tensor, p: object = None) -> Tensor:
     if not A.numel():
         return fill(A._shape[:-2], 0, A.dtype.to_real(), A.device)
     inverse, info = inv_ex(A)
-    found = matrix_norm(A, p) * matrix_norm(inverse, p)
-    return where(cast_to(info, int32) != 0, math.inf, found)
+    singular = cast_to(info, int32) != 0
+    # What the elimination leaves of a singular matrix may be infinite, which singular values refuse.
+    inverse = where(singular.unsqueeze(-1).unsqueeze(-1), 0, inverse)
+    return where(singular, math.inf, matrix_norm(A, p) * matrix_norm(inverse, p))
 
 
 # -- functions of matrices ----------------------------------------------------------------------------

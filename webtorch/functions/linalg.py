@@ -458,7 +458,7 @@ def inverse(input: Tensor) -> Tensor:
     function_in=LINALG,
     torch="linalg.tensorsolve",
     autocast=Autocast(cpu="fp32"),
-    out="cast",
+    out="castable",
     other_names={"other": "B"},
 )
 def tensorsolve(A: Tensor, B: Tensor, dims: Any = None) -> Tensor:
@@ -467,10 +467,10 @@ def tensorsolve(A: Tensor, B: Tensor, dims: Any = None) -> Tensor:
     if dims is not None:
         a = movement.movedim(A, tuple(dims), tuple(range(A.ndim - len(dims), A.ndim)))
     rest = a._shape[B.ndim :]
-    if numel(rest) != numel(a._shape[: B.ndim]):
+    if numel(rest) != B.numel():
         raise ShapeError(
             "Expected self to satisfy the requirement prod(self.shape[other.ndim:]) == "
-            f"prod(self.shape[:other.ndim]), but got {numel(rest)} != {numel(a._shape[: B.ndim])}"
+            f"prod(self.shape[:other.ndim]), but got {numel(rest)} != {B.numel()}"
         )
     x = solve(a.reshape((B.numel(), numel(rest))), B.reshape((-1,)))
     return x.reshape(rest)
@@ -482,7 +482,7 @@ def tensorsolve(A: Tensor, B: Tensor, dims: Any = None) -> Tensor:
     function_in=LINALG,
     torch="linalg.tensorinv",
     autocast=Autocast(cpu="fp32"),
-    out="cast",
+    out="castable",
 )
 def tensorinv(A: Tensor, ind: int = 2) -> Tensor:
     """The inverse of tensordot(A, ., ind)."""

@@ -161,7 +161,7 @@ def qr(input: Tensor, some: bool = True) -> OldQR:
     family="index",
     differentiable=False,
     autocast=Autocast(cpu="fp32"),
-    out="cast",
+    out="castable",
 )
 def geqrf(input: Tensor) -> Geqrf:
     """(R above the Householder vectors in one matrix, tau)."""
@@ -215,7 +215,7 @@ def reflected(v: Tensor, tau: Tensor, x: Tensor, adjoint: bool = False) -> Tenso
     aliases=(),
     torch="linalg.householder_product",
     autocast=Autocast(cpu="fp32"),
-    out="cast",
+    out="castable",
     gradient_name="LinalgHouseholderProductBackward0",
 )
 def householder_product(A: Tensor, tau: Tensor) -> Tensor:

@@ -93,8 +93,9 @@ ANEW = Anew()
 # What an `out=` may be: "exact", of the type of the result; "cast", of any type that PyTorch's rules let it be
 # cast to; "truncate", the same, and floats are cut off for integers; "into", the operation computes in its
 # type where no other is asked for; "stated", "cast", and a `dtype=` beside it must be its type; "mask", "cast",
-# and bool or uint8; "kind", "cast", and complex if the result is, else real.
-OutRule = Literal["exact", "cast", "truncate", "into", "stated", "mask", "kind"]
+# and bool or uint8; "kind", "cast", and complex if the result is, else real;
+# "castable", "cast", and what is refused is named as linear algebra does.
+OutRule = Literal["exact", "cast", "truncate", "into", "stated", "mask", "kind", "castable"]
 # What memory an `out=` may share with the operands: "any"; "whole", that of an operand, but no part of it;
 # "first", that of the first one as a whole, and no part of others; "none".
 Overlap = Literal["any", "whole", "first", "none"]

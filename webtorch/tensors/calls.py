@@ -487,6 +487,17 @@ def _check_exact(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -
             )
 
 
+def _check_castable(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+    """Raise RuntimeError if an `out=` has a type that the result cannot be cast to; say which result."""
+    names = getattr(found, "_fields", ("result",))
+    for place, result, part in zip(places, found, names, strict=False):
+        if not can_cast(result.dtype, place.dtype):
+            raise RuntimeError(
+                f"{name}: Expected {part} to be safely castable from {result.dtype.legacy} dtype, but got {part} "
+                f"with dtype {place.dtype.legacy}"
+            )
+
+
 def accept_out(op: Op) -> Run:
     """Return a composite's call with `out=`."""
     function = op.function
@@ -528,6 +539,9 @@ def accept_out(op: Op) -> Run:
             )
         if rule == "exact":
             _check_exact(op.name, places, found if isinstance(found, tuple) else (found,))
+        if rule == "castable":
+            results = found if isinstance(found, tuple) else (found,)
+            _check_castable(op.torch or op.name, places, results)
         if isinstance(found, tuple):
             stored = [
                 store_in(o, f, op.name, rule == "truncate") for o, f in zip(out, found, strict=True)

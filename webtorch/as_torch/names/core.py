@@ -19,6 +19,7 @@ from webtorch.tensors.override import state
 from webtorch.tensors.storage import is_lazily_cloned
 from webtorch.tensors.tape import AccumulateGrad, GradFn, shown
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.whole import Size, broadcast_shapes
 
 
 class _OfTensors(type):
@@ -54,6 +55,11 @@ has_lapack = has_spectral = True
 _disabled_torch_dispatch_impl = _disabled_torch_function_impl
 # Blocks in which PyTorch's dispatcher asks no Python kernels and no transforms: nobody is asked here.
 _DisableTorchDispatch = _DisableFuncTorch = contextlib.nullcontext
+
+
+def _infer_size(a: Sequence[int], b: Sequence[int]) -> Size:
+    """Return the size that two sizes broadcast to."""
+    return broadcast_shapes(a, b)
 
 
 def _log_api_usage_once(event: str) -> None:
