@@ -96,7 +96,8 @@ class Copies:
             found.append((storage, storage.node))
             return known.tensor
 
-        return tuple(map(copied, args)), {n: copied(v) for n, v in kwargs.items()}, found
+        given, named = tuple(map(copied, args)), {n: copied(v) for n, v in kwargs.items()}
+        return (given, named, found) if found else None
 
     def changed(self) -> list[Copy]:
         """Return the copies of what is another one now."""
