@@ -39,7 +39,7 @@ def _runtime() -> Any:
 @pytest.fixture(autouse=True)
 def _nobody_sees_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays of NumPy's that other tests have left see none."""
-    monkeypatch.setattr(_runtime(), "lent", [])
+    monkeypatch.setattr(_runtime(), "lent", {})
 
 
 @pytest.fixture

@@ -143,7 +143,9 @@ def test_the_same_tensor_twice_is_another_call(device: str) -> None:
 def test_numbers_that_are_equal_and_mean_different_things(device: str) -> None:
     x = webtorch.full((2, 2), -0.5, device=device)
     for _ in range(4):
-        assert webtorch.cat([x, x], False).shape == (4, 2)  # type: ignore[arg-type]
+        assert webtorch.cat([x, x], 0).shape == (4, 2)
+        with pytest.raises(TypeError, match="must be int, not bool"):
+            webtorch.cat([x, x], False)  # type: ignore[arg-type]
         assert str(F.pad(x, (1, 0), value=0.0).tolist()[0][0]) == "0.0"
         assert str(F.pad(x, (1, 0), value=-0.0).tolist()[0][0]) == "-0.0"
     z = webtorch.zeros(2, dtype=webtorch.complex64, device=device)

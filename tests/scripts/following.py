@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from unittest import mock
 
 from webtorch.runtime import realize
-from webtorch.scripts import begin_to_look, following, stop_to_look
+from webtorch.scripts import begin_to_look, following, patience, stop_to_look
 
 
 @contextlib.contextmanager
@@ -17,8 +17,8 @@ def scripts(on: bool, repeats: int = 1) -> Iterator[Callable[[], following.Follo
     """
     before = realize.listener
     stop_to_look()
-    limits = {"_REPEATS": repeats, "_FEWEST": 1, "_PATIENCE": 1 << 30}
-    with mock.patch.multiple(following, **limits):
+    limits = {"_REPEATS": repeats, "FEWEST": 1, "_PATIENCE": 1 << 30}
+    with mock.patch.multiple(patience, **limits):
         if on:
             begin_to_look()
         try:

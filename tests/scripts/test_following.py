@@ -17,7 +17,7 @@ import webtorch as torch
 from tests.scripts.following import scripts
 from webtorch import nn
 from webtorch.nn import recurrence
-from webtorch.scripts import following, stop_to_look
+from webtorch.scripts import following, patience, stop_to_look
 from webtorch.scripts.changes import changes
 from webtorch.scripts.following import Follower
 from webtorch.tensors import remember
@@ -1390,7 +1390,7 @@ def test_hooks_keep_no_memory(follower: Any) -> None:
 def test_nobody_looks_where_that_costs_more_than_it_gains(
     follower: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(following, "_PATIENCE", 4)
+    monkeypatch.setattr(patience, "_PATIENCE", 4)
     draws, x = random.Random(0), torch.ones(4)
     calls = (torch.exp, torch.sin, torch.tanh, torch.abs, torch.sigmoid)
     for _ in range(80):
@@ -1400,7 +1400,7 @@ def test_nobody_looks_where_that_costs_more_than_it_gains(
         for call in draws.choices(calls, k=12):
             out = call(out)
         out.tolist()
-    assert follower().held
+    assert follower().patience.held
     assert not follower().on
 
 
@@ -1481,7 +1481,7 @@ def test_few_calls_around_one_that_waits_are_not_followed_for_long(
     follower: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Each is computed within a call: a run by itself takes longer than its calls."""
-    monkeypatch.setattr(following, "_PATIENCE", 2)
+    monkeypatch.setattr(patience, "_PATIENCE", 2)
     w, x = torch.eye(4) + 0.5, torch.ones(4)
     function = getattr(torch.linalg, name)
     for _ in range(60):

@@ -325,3 +325,11 @@ def test_samples_that_coincide_make_no_program_each() -> None:
         found = ours(numbers.permutation(25)[:16])
         found[0].tolist()
         assert device.counters.misses == before
+
+
+def test_more_tensors_that_numpy_sees_than_copies_are_kept_of() -> None:
+    def loop(torch: Any, draw: Callable[..., Any]) -> list[Any]:
+        given = [draw(3) for _ in range(70)]
+        return [(x * 2 + x).sum().item() for _ in range(2) for x in given]
+
+    check(loop, 0)

@@ -128,14 +128,16 @@ class Lane:
         self._failed = True
 
         def ask() -> None:
+            """Say that it has failed here, and ask who else says so."""
             nonlocal missing
-            store.set(f"failed {self.rank}", "")
-            while missing:
-                missing = [rank for rank in missing if not store.check([f"failed {rank}"])]
-                time.sleep(_MOMENT / 10)
+            with contextlib.suppress(Exception):
+                store.set(f"failed {self.rank}", "")
+                while missing:
+                    missing = [rank for rank in missing if not store.check([f"failed {rank}"])]
+                    time.sleep(_MOMENT / 10)
 
-        # A store whose process is gone does not answer.
-        thread = threading.Thread(target=_quietly, args=(ask,), daemon=True)
+        # A store whose process is gone raises, or does not answer.
+        thread = threading.Thread(target=ask, daemon=True)
         thread.start()
         thread.join(_MOMENT)
         if not missing:
@@ -157,11 +159,6 @@ class Lane:
     def __del__(self) -> None:
         """Let the threads end."""
         self.close(wait=False)
-
-
-def _quietly(function: Callable[[], None]) -> None:
-    with contextlib.suppress(Exception):
-        function()
 
 
 class Like(NamedTuple):
@@ -252,6 +249,7 @@ class Call:
         coming = like.runtime.backend.download_async(given, into=_bytes(host))
 
         def wait() -> Foreign:
+            """Return what was read."""
             asyncio.run(_arrive(coming))
             return host
 

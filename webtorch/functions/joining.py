@@ -83,8 +83,8 @@ def _joined_now(tensors: Sequence[Tensor], dim: int, dtype: DType, new: bool) ->
         return None
     import numpy
 
-    joined: Any = numpy.stack if new else numpy.concatenate
-    return taken_over(joined(known, dim), dtype, tensors[0])
+    joined = numpy.stack(known, dim) if new else numpy.concatenate(known, dim)
+    return taken_over(joined, dtype, tensors[0])
 
 
 def join(tensors: Sequence[Tensor], dim: int) -> Tensor:

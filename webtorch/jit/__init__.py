@@ -101,7 +101,7 @@ def trace(
     _force_outplace: bool = False,
     _module_class: object = None,
     _compilation_unit: object = None,
-    example_kwarg_inputs: object = None,
+    example_kwarg_inputs: dict[str, object] | None = None,
     _store_inputs: bool = True,
 ) -> T:
     """Return what computes as `func` does, with a warning the first time. Unlike a trace it keeps its branches.
@@ -109,12 +109,13 @@ def trace(
     It is called once, as PyTorch's is, so that what it raises is raised here.
     """
     _say("trace")
-    named: Any = example_kwarg_inputs
-    if example_inputs is not None or named is not None:
-        given: Any = example_inputs if example_inputs is not None else ()
-        given = given if isinstance(given, (tuple, list)) else (given,)
+    if example_inputs is not None or example_kwarg_inputs is not None:
+        given: Any = () if example_inputs is None else example_inputs
         run: Any = func
-        run(*given, **(named or {}))
+        run(
+            *(given if isinstance(given, (tuple, list)) else (given,)),
+            **(example_kwarg_inputs or {}),
+        )
     return scripted(func)
 
 

@@ -325,6 +325,7 @@ class Windows:
         point = ex.index(dim, (*k.outer, *k.inner)[dim])
 
         def crosses(access: Access, at: int, rows: int = 1) -> bool:
+            """Whether rows of an access reach over an edge."""
             slot = k.buffers[access[0]]
             reach = self.interval(slot, access[1], {point: (at, at + rows - 1)})
             return self.crosses(slot.dtype, *reach)

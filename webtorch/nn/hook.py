@@ -76,7 +76,9 @@ _INCOMPLETE = (
 )
 
 
-def tell_old_hooks(module: object, hooks: list[Hook], args: tuple[Any, ...], result: Any) -> None:
+def tell_old_hooks(
+    module: object, hooks: list[Hook], args: tuple[object, ...], result: Any
+) -> None:
     """Have old backward hooks see the gradients of the last function of a call, and warn where that is a part."""
     first = result
     while not isinstance(first, Tensor):

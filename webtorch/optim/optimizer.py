@@ -259,7 +259,7 @@ class _Last:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.states = optimizer.state
-        states: list[tuple[Any, object]] = list(optimizer.state.items())
+        states: list[tuple[object, object]] = list(optimizer.state.items())
         # No dict: that would compute the hash of each parameter.
         self.state = [(param, dict(state)) for param, state in states if isinstance(state, dict)]
         # What a class of the user's keeps beside the states of parameters: `state["k"] = tensor`.

@@ -46,7 +46,7 @@ from webtorch.pytorch.device import (
     store,
     wrap,
 )
-from webtorch.pytorch.known import Kinds, Plan
+from webtorch.pytorch.known import Key, Kinds, Plan
 from webtorch.runtime.arrivals import Arrival
 from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import NAME, hide, libraries
@@ -445,7 +445,7 @@ class _Packing:
         return self._joined(tensors, plan, nodes)
 
     def _joined(
-        self, tensors: Sequence[torch.Tensor], plan: Any, nodes: list[Node]
+        self, tensors: Sequence[torch.Tensor], plan: Plan | Key | None, nodes: list[Node]
     ) -> torch.Tensor:
         if type(plan) is Plan:
             joined: torch.Tensor = plan.tensors(nodes, (), user_line())
@@ -493,7 +493,9 @@ def _pack_ahead() -> None:
             packing.pack_ahead()
 
 
-def _not_cut(original: Callable[[], Any]) -> Any:
+def _not_cut(
+    original: Callable[[], torch.nn.parallel.DistributedDataParallel | None],
+) -> torch.nn.parallel.DistributedDataParallel | None:
     """Return the module whose graph Dynamo is to cut at its buckets: none where processes share memory, since fewer
     programs gain more there than sums that begin sooner.
     """

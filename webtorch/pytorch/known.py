@@ -30,7 +30,7 @@ from webtorch.pytorch.device import (
     reach,
     runtime,
 )
-from webtorch.pytorch.looking import Looks
+from webtorch.pytorch.looking import LISTS, OTHERS, Looks
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.modes import transforms
 from webtorch.tensors.promotion import depending
@@ -43,13 +43,9 @@ _MOST_KINDS = 1024
 _MOST_FAILURES = 8
 _LONGEST = 128
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
-_LISTS = frozenset((tuple, list, torch.Size))
 _NUMBERS = frozenset((bool, int))
 # The types in a list of sizes or the like.
 _WHOLE = {int}
-_OTHERS = frozenset((
-    type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format,
-))  # fmt: skip
 _PLAIN = {k: d for k, d in TO_WEBTORCH.items() if not d.is_complex}
 _find: Callable[[torch.Tensor], Any] = torch._C.TensorBase.untyped_storage
 # Kinds of nodes whose values a kernel finds in memory.
@@ -604,9 +600,9 @@ def _kinds(
                 parts.append(x or str(x))
         elif kind in _NUMBERS:
             parts += (kind, x)
-        elif kind in _OTHERS:
+        elif kind in OTHERS:
             parts.append(x)
-        elif kind in _LISTS:
+        elif kind in LISTS:
             # Long lists are data.
             if len(x) > _LONGEST:
                 return False

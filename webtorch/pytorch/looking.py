@@ -24,12 +24,15 @@ Form = tuple[object, ...]
 Look = Callable[..., "Plan | None"]
 # Lists of more values are data.
 _LONGEST = 4
-# Types of what is neither a tensor nor a list.
-CONSTANTS = frozenset((
-    bool, int, float, type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format,
+# As many kinds of calls of one form are found by looks; a program that makes kinds without end starts anew.
+_MOST_FOUND = 1024
+# Types of what is neither a number, a tensor nor a list.
+OTHERS = frozenset((
+    type(None), str, torch.dtype, torch.device, torch.layout, torch.memory_format,
 ))  # fmt: skip
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
-_LISTS = (list, tuple, torch.Size)
+LISTS = frozenset((tuple, list, torch.Size))
+_CONSTANTS = OTHERS | {bool, int, float}
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 class Free:
@@ -37,7 +40,7 @@ class Free:
 
 
 def form_of(values: Sequence[object], free: bool) -> Form | None:
-    """Return the types of values, None where one is neither a tensor nor of `CONSTANTS`, nor a short list of such.
+    """Return the types of values, None where one is neither a tensor nor a constant, nor a short list of such.
 
     `free`: floats are no part of the kind of a call, but the call's own.
     """
@@ -46,9 +49,9 @@ def form_of(values: Sequence[object], free: bool) -> Form | None:
         kind = type(x)
         if kind in _TENSORS:
             found.append(torch.Tensor)
-        elif kind in CONSTANTS:
+        elif kind in _CONSTANTS:
             found.append(Free if free and kind is float else kind)
-        elif kind in _LISTS and len(x) <= _LONGEST:  # type: ignore[arg-type]
+        elif kind in LISTS and len(x) <= _LONGEST:  # type: ignore[arg-type]
             inner = form_of(x, free)  # type: ignore[arg-type]
             if inner is None:
                 return None
@@ -151,7 +154,7 @@ def _printed(
         *text.lines,
         f"key = ({', '.join(text.key)},)",
         "if near is not None:",
-        "    if len(found) >= 1024: found.clear()",
+        f"    if len(found) >= {_MOST_FOUND}: found.clear()",
         "    found[key] = near",
         "    return None",
         "for each in found.get(key, ()):",
@@ -183,7 +186,7 @@ class Looks:
 
     __slots__ = ("all", "found", "patience")
 
-    # Operators have few forms; of one with calls that have none, not all are asked.
+    # Calls of an operator have few forms. After so many that have none, whether one has a form is asked no more.
     _MOST, _PATIENCE = 4, 32
 
     def __init__(self) -> None:

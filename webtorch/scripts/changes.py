@@ -69,3 +69,29 @@ def _state(t: Tensor) -> tuple[object, ...]:
         id(storage), storage.elements, storage.version, t._shape, t._strides, t._offset, id(history_of(t)),
         t._requires_grad,
     )  # fmt: skip
+
+
+def is_computed(out: object) -> bool:
+    """Whether what a call gave has its value, and no part in a graph."""
+    if isinstance(out, (tuple, list)):
+        return all(map(is_computed, out))
+    if not isinstance(out, Tensor):
+        return True
+    # A view of a leaf that has no part in its graph may get one, as a user's function gives it.
+    apart = out._base is None or not out._base._requires_grad
+    return out._storage.node.kind == "buffer" and not out._requires_grad and apart
+
+
+def lie_alike(*tensors: Tensor) -> bool:
+    """Whether two tensors have one form, in their memory as well."""
+    first, second = [(t._shape, t._strides, t._offset, t._whole, t.dtype) for t in tensors]
+    return first == second
+
+
+def plain_offsets(out: object) -> None:
+    """Let views say their offsets as they usually do."""
+    if isinstance(out, (tuple, list)):
+        for o in out:
+            plain_offsets(o)
+    elif isinstance(out, Tensor):
+        out._offset = int(out._offset)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
+from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
@@ -28,18 +29,28 @@ from webtorch.runtime.frozen import Frozen
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.runtime.watch import watch
 from webtorch.scripts.account import Account
-from webtorch.scripts.changes import changes, history_of, made_as_usual, tensors_in
+from webtorch.scripts.changes import (
+    changes,
+    history_of,
+    is_computed,
+    lie_alike,
+    made_as_usual,
+    plain_offsets,
+    tensors_in,
+)
 from webtorch.scripts.computing import compute
 from webtorch.scripts.differing import difference
 from webtorch.scripts.late import complete, give_all
 from webtorch.scripts.leaving import make_calls
 from webtorch.scripts.lent import Copies, is_touched
+from webtorch.scripts.patience import FEWEST, Patience
 from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
 from webtorch.scripts.resting import wake, wake_all
 from webtorch.scripts.run import Run, keep_saved
 from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step, leaves_of
 from webtorch.scripts.turning import BEGIN, GO_ON, Turning
+from webtorch.scripts.unfinished import Unfinished
 from webtorch.tensors.base import LATE
 from webtorch.tensors.engine import InPass, TensorHook
 from webtorch.tensors.host import Draw, bindings, tracing
@@ -49,22 +60,6 @@ from webtorch.tensors.storage import Left, Storage, writes
 from webtorch.tensors.tape import EnoughComputed, RemovableHandle, looks_at_each
 from webtorch.tensors.tensor import Tensor
 
-# A program of fewer operations is not worth a script.
-_FEWEST = 8
-# How often a program runs before the calls that make it are recorded.
-_REPEATS = 2
-# After so many runs in which nothing was learned or followed nobody looks any more, until the same programs have
-# run so many times as often.
-_PATIENCE = 8
-# Nor where, in so many times as many runs, more calls were recorded than were answered, and again in as many: then for
-# so many runs from here on, and four times as many at each time, whatever programs they are.
-_WINDOW = 8
-_HOLD, _LONGEST_HOLD = 256, 1 << 14
-# As many calls could be recorded in the time that a run takes by itself.
-_A_RUN = 10
-_LONGER = 4
-_LONGEST = 512
-_OFTEN = 16
 _MAX_STEPS = 20_000
 # How many calls may have come after one. Another one takes the place of the oldest whose program is not known well, or
 # of the oldest of all.
@@ -109,14 +104,9 @@ class Follower:
         self.root = Step(None)
         self.steps = 0
         self.run = Run(self.root)
-        # Whether calls are looked at, and how many runs in a row were in vain.
+        # Whether calls are looked at, and whether that is worth its time.
         self.on = False
-        self.in_vain = 0
-        # In how many runs, since these were counted last, how many calls were recorded or made again, and how many
-        # were answered and computed; and how often in a row the former were more.
-        self.runs = self.lost = self.gained = self.losses = 0
-        # For how many runs from here on nobody looks because that has cost more than it gained, and how many it were.
-        self.hold = self.held = 0
+        self.patience = Patience()
         # How many changes of tensors there had been when a run began to promise.
         self.changes = -1
         # Within how many calls the thread is.
@@ -131,16 +121,8 @@ class Follower:
         self.computed: list[tuple[Runtime, Frozen, Executable] | None] = []
         # Whether the last of them was computed since there was too much of it.
         self.full = False
-        # How often programs have run, by id, and how often they must before calls are looked at (again).
-        self.seen: dict[int, int] = {}
-        self.needed: dict[int, int] = {}
-        # The programs that have run since calls are looked at.
-        self.tried: set[int] = set()
-        # How many runs from here on nobody looks, and how many it were the last time that looking was in vain: programs
-        # may be many, as where sizes change at each step, and each be new to the figures above.
-        self.pause = self.paused = 0
         # The last runs that gave something whose graph can still be used.
-        self.unfinished: list[_Unfinished] = []
+        self.unfinished: list[Unfinished] = []
         # Runs that ended with results whose graph is made when somebody looks.
         self.asides: list[Run] = []
         # The numbers among arguments that have been others, and those of which other ones change more than
@@ -171,44 +153,31 @@ class Follower:
             whole_program = frozen is not None and executable is not None
             self.computed.append((runtime, frozen, executable) if whole_program else None)  # type: ignore[arg-type]
             self.full = runtime.ahead.full
-            self.tried.add(number)
+            self.patience.tried.add(number)
             if not self.depth:
                 self.read()
         elif (
             frozen is not None
-            and len(frozen.order) >= _FEWEST
             and runtime.debug < 4
             and not runtime.ahead.full
+            and self.patience.ends(number, len(frozen.order))
         ):
-            count = self.seen[number] = self.seen.get(number, 0) + 1
-            self.pause -= 1
-            self.hold -= 1
-            # One that comes again and again does not wait for a pause that others have caused.
-            if (
-                self.hold < 0
-                and count >= self.needed.get(number, _REPEATS)
-                and (self.pause < 0 or count >= _OFTEN)
-            ):
-                self.start()
-                # It may be run by what is known of a call from now on.
-                self.tried.add(number)
-            if len(self.seen) > 4096:
-                self.seen.clear()
-                self.needed.clear()
+            self.start()
+            # It may be run by what is known of a call from now on.
+            self.patience.tried.add(number)
 
     def start(self) -> None:
         """Begin to look at calls, if no other thread has begun."""
         with _listener.choosing:
             if _listener.follower is not self:
                 return
-            self.on, self.in_vain = True, 0
-            self.runs = self.lost = self.gained = self.losses = 0
+            self.on = True
+            self.patience.begin()
         # What was computed before was not counted.
         changes.count += 1
         # Not before: every look at an attribute takes twice the time where a class has this.
         for kind in (Tensor, Storage):
             setattr(kind, "__getattr__", look_at)  # noqa: B010
-        self.tried.clear()
         active.follow(self)
         self.run = Run(self.root)
         self.computed.clear()
@@ -228,9 +197,7 @@ class Follower:
         wake_all()
         for kind in (Tensor, Storage):
             delattr(kind, "__getattr__")
-        for number in self.tried:
-            self.needed[number] = _LONGER * max(_REPEATS, self.seen.get(number, 0))
-        self.pause = self.paused = min(_LONGER * max(self.paused, _PATIENCE), _LONGEST)
+        self.patience.pause()
 
     def lives(self) -> bool:
         """Whether the thread still runs."""
@@ -249,40 +216,20 @@ class Follower:
         if self.copies.known and not (self.asides or self.unfinished):
             self.copies.forget_dead()
         self.counts["steps"] += 1
-        self.in_vain = 0 if followed else self.in_vain + 1
-        self.paused -= followed and self.paused > 0
         if self.steps > _MAX_STEPS:
             self.root, self.steps = Step(None), 0
         self.run = Run(self.root)
         self.computed.clear()
-        self.runs += 1
-        if self.runs >= _WINDOW * _PATIENCE:
-            if self.lost > self.gained:
-                self.losses += 1
-            else:
-                self.losses = self.held = 0
-            self.runs = self.lost = self.gained = 0
+        self.patience.run_ended(followed)
         if self.depth == 0:
             self.rest_if_in_vain()
 
     def rest_if_in_vain(self) -> bool:
         """Look at calls no more for a while, if that has cost more than it gained; return whether that is so."""
-        if not (self.in_vain > _PATIENCE or self.losses > 1):
+        if not self.patience.gives_up():
             return False
-        if self.losses > 1:
-            self.hold = self.held = min(max(_HOLD, 4 * self.held), _LONGEST_HOLD)
         self.stop()
         return True
-
-    def count(self, run: Run) -> None:
-        """Count what a run that was followed has gained: the calls that it answered, less what a run costs as well. A
-        backward pass and an optimizer's step are worth more than that, and records of gradients take as long as calls.
-        """
-        gained = 1 + len(run.slots) - run.first
-        large = run.differentiated or run.at.kind == "step"
-        gained = 2 * gained if large else gained - _A_RUN
-        self.gained += max(0, gained)
-        self.lost -= min(0, gained)
 
     # ---- calls
 
@@ -393,7 +340,7 @@ class Follower:
 
     def lies_there(self, run: Run, t: Tensor, value: object) -> bool:
         """Whether a value is what a tensor from outside is, on the same memory."""
-        if run.external_of(t) is None or not isinstance(value, Tensor) or not _lie_alike(t, value):
+        if run.external_of(t) is None or not isinstance(value, Tensor) or not lie_alike(t, value):
             return False
         slot = run.slot_of(value)
         if slot is None:
@@ -408,7 +355,7 @@ class Follower:
             and t._base is None
             and run.slot_of(t) is None
             and isinstance(value, Tensor)
-            and _lie_alike(t, value)
+            and lie_alike(t, value)
             and not t._levels
         )
 
@@ -424,7 +371,7 @@ class Follower:
             return t
         if any(last.slot_of(t) is not None for last in self.asides):
             return self.other(run, callee, args, kwargs)
-        before: list[Run | _Unfinished] = [run, *self.asides, *self.unfinished]
+        before: list[Run | Unfinished] = [run, *self.asides, *self.unfinished]
         if any(last.was_given_one_of(args) for last in before):
             return self.operation(run, callee, args, kwargs)
         if weakref.getweakrefcount(t):
@@ -463,12 +410,13 @@ class Follower:
             last.drop()
         self.unfinished = [last for last in self.unfinished if last.is_open()][-_MAX_UNFINISHED:]
 
-    def learn(self, args: object, marks: bool = False) -> None:
+    def learn(self, args: Iterable[object], marks: bool = False) -> None:
         """Have runs go on where one ended, this one as well if nothing came between, if an argument needs the graph
         of what it gave, or is a leaf of that which the call `marks`.
         """
 
-        def is_for(last: _Unfinished | Run) -> bool:
+        def is_for(last: Unfinished | Run) -> bool:
+            """Whether an argument has to do with a run."""
             return last.was_given_one_of(args) if marks else last.gave_one_of(args)
 
         needed = next((last for last in self.unfinished if is_for(last)), None)
@@ -548,7 +496,7 @@ class Follower:
             with run.as_then():
                 self.leave(run)
 
-    def make_graphs(self, why: str, values: Any = None) -> None:
+    def make_graphs(self, why: str, values: Iterable[object] | None = None) -> None:
         """Make the graphs of runs that stand aside, of all or of those that have to do with one of some values."""
         for run in list(self.asides):
             if values is None or any(
@@ -582,7 +530,7 @@ class Follower:
     def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
         """Make a call that cannot stand in a script, nor what follows until something is computed."""
         self.give_up(why)
-        self.lost += 1
+        self.patience.lost += 1
         run = self.run
         if callee is BEGIN:
             callee, args = args[0].callee, args[1:]
@@ -720,7 +668,7 @@ class Follower:
         first = run.at is self.root and not run.begun
         if first and callee in self.idle and user_line() in self.idle[callee]:
             out = self.inside(callee, args, kwargs)
-            if self.run is run and (self.computed or not _is_computed(out)):
+            if self.run is run and (self.computed or not is_computed(out)):
                 self.idle[callee].discard(user_line())
                 self.give_up(f"{callee.name} has computed nothing before")
                 if self.computed:
@@ -728,7 +676,7 @@ class Follower:
             return out
         if run.promised:
             out = self.inside(callee, args, kwargs)
-            if self.run is run and not _is_computed(out):
+            if self.run is run and not is_computed(out):
                 # It comes to the same, that it was called before what is called now.
                 self.early.add((callee, user_line()))
                 self.give_up(f"{callee.name} was called too early")
@@ -930,7 +878,7 @@ class Follower:
                     if program is not None:
                         program.failures += 1
                         if program.failures > _MOST_FAILURES:
-                            _forget_programs(at)
+                            at.forget_programs()
             finally:
                 self.depth -= mine
                 self.elsewhere = False
@@ -939,11 +887,11 @@ class Follower:
         """Go on after a program has given what a run has promised."""
         program.failures = 0
         self.counts["followed"] += 1
-        self.count(run)
+        self.patience.gain(run)
         if at.goes_on is not None and run.may_go_on:
             run.go_on(at.goes_on, program, run.saved)
             self.counts["steps"] += 1
-            self.in_vain = 0
+            self.patience.in_vain = 0
             self.computed.clear()
             self._promise(run)
             return
@@ -1021,7 +969,7 @@ class Follower:
             raise
         finally:
             self.depth -= mine
-            self.lost += len(path)
+            self.patience.lost += len(path)
             self.account.left(len(path), perf_counter() - started)
         if self.run is run and (self.computed or path[-1].kind == "step"):
             self.begin()
@@ -1044,7 +992,7 @@ class Follower:
             run.forget_externals(count)
             if beside:
                 out = self.inside(callee, args, kwargs)
-                if self.run is run and not (_is_computed(out) and not self.computed):
+                if self.run is run and not (is_computed(out) and not self.computed):
                     self.give_up(f"{callee.name}: {reason}")
                     if self.computed:
                         self.begin()
@@ -1076,11 +1024,11 @@ class Follower:
         draws = {i: g._offset for i, (g, *_) in run.generators.items()} != drawn
         if self.run is not run:
             return out
-        if beside and not self.computed and _is_computed(out) and not note.has_written():
+        if beside and not self.computed and is_computed(out) and not note.has_written():
             if run.at is self.root:
                 self.idle.setdefault(callee, set()).add(note.step.line)
             run.forget_externals(count)
-            _plain_offsets(out)
+            plain_offsets(out)
             return out
         try:
             if self.computed and note.step.kind != "step":
@@ -1107,7 +1055,7 @@ class Follower:
     def take(self, run: Run, step: Step) -> None:
         """Let a recorded call be the run's next step, which may be known."""
         following = run.at.following
-        self.lost += 1
+        self.patience.lost += 1
         run.sets_gradients |= step.kind == "gradient"
         known = next(
             (
@@ -1185,7 +1133,7 @@ class Follower:
                     if parts < _MAX_PARTS:
                         self.run = Run(self.root)
                         self.begin()
-                        self.unfinished.append(_Unfinished(run, program, saved))
+                        self.unfinished.append(Unfinished(run, program, saved))
                         return
         self.begin()
 
@@ -1218,7 +1166,7 @@ class Follower:
             for known, p in pairs:
                 if known.value != p.value and not known.loose:
                     # What the programs from here on were recorded with is not so any more.
-                    _forget_programs(step)
+                    step.forget_programs()
                     break
             for known, p in pairs:
                 known.value = p.value
@@ -1235,7 +1183,7 @@ class Follower:
             up.ready = True
             up = up.parent
         self.counts["scripts"] += 1
-        self.in_vain = 0
+        self.patience.in_vain = 0
 
     def are_fixed(self, step: Step, old: Program, program: Program) -> bool:
         """Whether programs of the same calls differ because they are given other numbers, which from now on are
@@ -1296,53 +1244,6 @@ _promising: list[Follower] = []
 _with_asides: list[Follower] = []
 
 
-class _Unfinished:
-    """A run that gave something whose graph can still be used, and how it ended."""
-
-    def __init__(self, run: Run, program: Program, saved: list[Node]) -> None:
-        self.step, self.program, self.saved = run.at, program, saved
-        # What it gave, by id.
-        found = [run.slots[k] for k in program.open - program.partly]
-        self.known = {id(t): reference for reference in found if (t := reference()) is not None}
-        # None once another call came that needs nothing of it.
-        self.run: Run | None = run
-
-    def drop(self) -> None:
-        """Let go of the run."""
-        if self.run is not None:
-            self.run.end()
-            self.run, self.saved = None, []
-
-    def is_open(self) -> bool:
-        """Whether something that it gave is alive."""
-        return any(reference() is not None for reference in self.known.values())
-
-    def was_given_one_of(self, args: Any) -> bool:
-        """Whether a tensor among arguments came from outside."""
-        return self.run is not None and self.run.was_given_one_of(args)
-
-    def gave_one_of(self, args: Any) -> bool:
-        """Whether it gave a tensor among arguments."""
-        return any(t is known() for t in tensors_in(args) if (known := self.known.get(id(t))))
-
-
-def _is_computed(out: object) -> bool:
-    """Whether what a call gave has its value, and no part in a graph."""
-    if isinstance(out, (tuple, list)):
-        return all(map(_is_computed, out))
-    if not isinstance(out, Tensor):
-        return True
-    # A view of a leaf that has no part in its graph may get one, as a user's function gives it.
-    apart = out._base is None or not out._base._requires_grad
-    return out._storage.node.kind == "buffer" and not out._requires_grad and apart
-
-
-def _lie_alike(*tensors: Tensor) -> bool:
-    """Whether two tensors have one form, in their memory as well."""
-    first, second = [(t._shape, t._strides, t._offset, t._whole, t.dtype) for t in tensors]
-    return first == second
-
-
 def _has_no_graph(callee: Callee) -> bool:
     """Whether what a call gives has no part in a graph, whatever it is given."""
     if not mode.grad or callee is _DETACH or callee.role == "alias":
@@ -1350,33 +1251,11 @@ def _has_no_graph(callee: Callee) -> bool:
     return callee.op is not None and not callee.op.differentiable
 
 
-def _plain_offsets(out: object) -> None:
-    """Let views say their offsets as they usually do."""
-    if isinstance(out, (tuple, list)):
-        for o in out:
-            _plain_offsets(o)
-    elif isinstance(out, Tensor):
-        out._offset = int(out._offset)
-
-
 def _guard(storage: Storage) -> None:
     """Before a storage is written: whoever promised what reads it computes it now."""
     for follower in list(_promising):
         if follower.run.was_given(storage) or storage in follower.run.handed:
             follower.settle("a tensor that was read is written by what is no call")
-
-
-def _forget_programs(step: Step) -> None:
-    """Drop the programs of all scripts that share a call with this one."""
-    first = step.path()[0]
-    pending = [first]
-    while pending:
-        found = pending.pop()
-        found.program, found.ready = None, False
-        found.aside.clear()
-        pending += found.following
-        if found.goes_on is not None:
-            pending.append(found.goes_on)
 
 
 def look_at(holder: Tensor | Storage, name: str) -> Any:
@@ -1427,7 +1306,7 @@ class _Listener:
     def __init__(self) -> None:
         self.follower: Follower | None = None
         # How many operations a program has, at least, that may be part of a script.
-        self.fewest = _FEWEST
+        self.fewest = FEWEST
         self.choosing = threading.Lock()
         # Those of the threads that have computed, and what they have seen: one is on at a time.
         self.known: dict[int, Follower] = {}
@@ -1506,10 +1385,5 @@ def stop_to_look() -> None:
     _listener.known.clear()
 
 
-_setting = os.environ.get("WEBTORCH_SCRIPTS", "1")
-if _setting == "always":
-    # For tests: whatever is computed twice.
-    _REPEATS, _FEWEST, _PATIENCE = 1, 1, 1 << 60
-    _listener.fewest = _FEWEST
-if _setting != "0":
+if os.environ.get("WEBTORCH_SCRIPTS") != "0":
     begin_to_look()

@@ -8,7 +8,7 @@ the same one for as long as what it is of does not change.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Callable
 
 from webtorch.dispatch.call import Args, Callee, Kwargs
 from webtorch.ir.graph import Node
@@ -25,7 +25,7 @@ _MOST_BYTES = 1 << 20
 _MOST = 64
 
 # Past `__getattr__`, which ends what a script has promised.
-_storage_of: Any = vars(TensorBase)["_storage"].__get__
+_storage_of: Callable[[Tensor], Storage] = vars(TensorBase)["_storage"].__get__
 
 
 class Copy:
@@ -78,11 +78,12 @@ class Copies:
             return None
         found: list[tuple[Storage, Node]] = []
 
-        def copied(value: Any) -> Any:
-            if type(value) in (tuple, list):
+        def copied(value: object) -> object:
+            """Return a value with copies in place of tensors."""
+            if type(value) is tuple or type(value) is list:
                 return type(value)([copied(v) for v in value])
             contents = seen.get(id(value))
-            if contents is None:
+            if contents is None or not isinstance(value, Tensor):
                 return value
             known = self.known.get(id(value))
             if known is None or not known.is_good(value, contents):
@@ -95,7 +96,8 @@ class Copies:
             found.append((storage, storage.node))
             return known.tensor
 
-        return tuple(map(copied, args)), {n: copied(v) for n, v in kwargs.items()}, found
+        given, named = tuple(map(copied, args)), {n: copied(v) for n, v in kwargs.items()}
+        return (given, named, found) if found else None
 
     def changed(self) -> list[Copy]:
         """Return the copies of what is another one now."""
@@ -127,11 +129,11 @@ def is_touched(out: object, copies: list[tuple[Storage, Node]]) -> bool:
 
 
 def _home(t: Tensor) -> Storage | None:
+    """Return the storage of a tensor, None of one that is promised."""
     try:
-        found: Storage = _storage_of(t)
+        return _storage_of(t)
     except AttributeError:
         return None
-    return found
 
 
 def _contents(t: Tensor) -> bytes | None:

@@ -7,7 +7,7 @@ import functools
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -346,7 +346,7 @@ class Run:
         """Whether a tensor from outside lies in a storage, or did."""
         return storage in self.left.values() or any(t._storage is storage for t in self.externals)
 
-    def was_given_one_of(self, values: Any) -> bool:
+    def was_given_one_of(self, values: Iterable[object]) -> bool:
         """Whether there is a tensor from outside among values."""
         return any(t is x for t in tensors_in(values) for x in self.externals)
 

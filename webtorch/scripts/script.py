@@ -156,6 +156,17 @@ class Step:
             step = step.parent
         return found[::-1]
 
+    def forget_programs(self) -> None:
+        """Drop the programs of all scripts that share a call with this one."""
+        pending = [self.path()[0]]
+        while pending:
+            found = pending.pop()
+            found.program, found.ready = None, False
+            found.aside.clear()
+            pending += found.following
+            if found.goes_on is not None:
+                pending.append(found.goes_on)
+
 
 def split(path: list[Step]) -> tuple[list[Step], list[Step]]:
     """Return the calls of a path that were computed, and those that came after."""

@@ -33,7 +33,7 @@ _STYLE = (
 
 
 # What notebooks know tensors by: their class is above.
-_TENSOR = ("webtorch.tensors.tensor", "Tensor")
+_TENSOR = "webtorch", "Tensor"
 
 
 class Drawing:

@@ -12,7 +12,7 @@ import operator
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from webtorch.dispatch.call import Args, Callee, Kwargs, Run
 from webtorch.ops.purity import warn
@@ -120,7 +120,7 @@ def _types_of(callee: Callee) -> tuple[dict[str, str], str]:
     return types, "" if rest is None else str(rest.annotation)
 
 
-def is_foreign(value: object) -> bool:
+def is_foreign(value: object) -> TypeGuard[numbers.Real]:
     """Whether a value is a number that is none of Python's: one of NumPy's."""
     return isinstance(value, numbers.Real) and not isinstance(value, (int, float))
 
@@ -145,7 +145,7 @@ def with_python_sizes(
     )
 
 
-def _of_python(value: Any) -> Any:
+def _of_python(value: object) -> object:
     if isinstance(value, (list, tuple)) and any(map(is_foreign, value)):
         return tuple([_of_python(x) for x in value])
     if not is_foreign(value):

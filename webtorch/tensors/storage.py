@@ -421,4 +421,4 @@ class Storage:
 
 
 # Past `__getattr__`, which ends what a script has promised.
-_node_of: Callable[[Any], Node] = vars(Storage)["node"].__get__
+_node_of: Callable[[Storage], Node] = vars(Storage)["node"].__get__

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -62,7 +62,7 @@ def foreach(name: str) -> Callable[..., Any]:
     return run
 
 
-def _length(lists: list[Any]) -> int:
+def _length(lists: Sequence[Sequence[object]]) -> int:
     """Return how long lists are, which must be of one length."""
     first = len(lists[0]) if lists else 0
     if not first:

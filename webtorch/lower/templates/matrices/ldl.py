@@ -96,6 +96,7 @@ let end = scratch1[b * {self.blocks + 1}u + at.block + 1u];"""
         n = self.n
 
         def columns(size: int, at: Part) -> str:
+            """Return the factorisation of the matrix at `at`."""
             held = Part(f"held[$i * {n}u + $j]")
             return f"""
 for (var e = lid; e < {n * n}u; e = e + {size}u) {{
@@ -119,6 +120,7 @@ for (var c = lid; c < {n}u; c = c + {size}u) {{
 workgroupBarrier();"""
 
         def shared(size: int) -> list[str]:
+            """Return the workgroup memory: all of L D, and what a pivot asks for."""
             return [f"held: array<num, {n * n}>", *self.shared(size)]
 
         return in_workgroup(self.w, n, n, columns, shared)
