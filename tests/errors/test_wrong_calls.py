@@ -239,6 +239,12 @@ WRONG: dict[str, tuple[Call, tuple[str, ...]]] = {
             "Expected eigenvalues to be safely castable from ComplexFloat dtype, but got eigenvalues with dtype Float",
         ),
     ),
+    "eigvals out": (
+        lambda t: t.linalg.eigvals(t.eye(2), out=t.empty(0)),
+        (
+            "Expected eigenvalues to be safely castable from ComplexFloat dtype, but got eigenvalues with dtype Float",
+        ),
+    ),
     "eig nan": (
         lambda t: t.linalg.eig(t.full((2, 2), float("nan"))),
         ("torch.linalg.eig: input tensor should not contain infs or NaNs.",),

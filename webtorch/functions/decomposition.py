@@ -203,6 +203,7 @@ def linalg_eig(A: Tensor) -> Eig:
     function_in=LINALG,
     torch="linalg.eigvals",
     out="castable",
+    result="eigenvalues",
     gradient_name="LinalgEigBackward0",
     lapack=("_linalg_eigvals", "linalg_eigvals.out"),
 )

@@ -193,6 +193,8 @@ class Op:
     once: bool | Callable[..., bool] = False
     # What `out=` may be, or a function of the call's arguments that tells it.
     out: OutRule | Callable[..., OutRule] = "exact"
+    # What errors of a "castable" `out=` call the result; results that have names go by these.
+    result: str = "result"
     # Whether the function in nn.functional takes `out=` too, as those in torch and its libraries do.
     takes_out: bool = False
     overlap: Overlap = "any"

@@ -487,9 +487,9 @@ def _check_exact(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -
             )
 
 
-def _check_castable(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+def _check_castable(op: Op, places: Sequence[Tensor], found: Sequence[Tensor]) -> None:
     """Raise RuntimeError if an `out=` has a type that the result cannot be cast to; say which result."""
-    names = getattr(found, "_fields", ("result",))
+    name, names = op.torch or op.name, getattr(found, "_fields", (op.result,))
     for place, result, part in zip(places, found, names, strict=False):
         if not can_cast(result.dtype, place.dtype):
             raise RuntimeError(
@@ -541,7 +541,7 @@ def accept_out(op: Op) -> Run:
             _check_exact(op.name, places, found if isinstance(found, tuple) else (found,))
         if rule == "castable":
             results = found if isinstance(found, tuple) else (found,)
-            _check_castable(op.torch or op.name, places, results)
+            _check_castable(op, places, results)
         if isinstance(found, tuple):
             stored = [
                 store_in(o, f, op.name, rule == "truncate") for o, f in zip(out, found, strict=True)
