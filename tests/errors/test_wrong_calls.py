@@ -243,6 +243,26 @@ WRONG: dict[str, tuple[Call, tuple[str, ...]]] = {
         lambda t: t.linalg.eig(t.full((2, 2), float("nan"))),
         ("torch.linalg.eig: input tensor should not contain infs or NaNs.",),
     ),
+    "eig infinite": (
+        lambda t: t.linalg.eig(t.full((2, 2), float("inf"))),
+        ("torch.linalg.eig: input tensor should not contain infs or NaNs.",),
+    ),
+    "pivot 0": (
+        lambda t: t.linalg.lu_solve(t.eye(2), t.tensor([0, 2], dtype=t.int32), t.eye(2)),
+        ("must all be greater or equal to 1",),
+    ),
+    "pivot 3": (
+        lambda t: t.linalg.lu_solve(t.eye(2), t.tensor([3, 2], dtype=t.int32), t.eye(2)),
+        ("must all be smaller or equal to LU.size(-2)",),
+    ),
+    "pinv rcond": (
+        lambda t: t.linalg.pinv(t.eye(2), t.ones((), dtype=t.complex64)),
+        ("rcond tensor of complex type is not supported",),
+    ),
+    "tau type": (
+        lambda t: t.linalg.householder_product(t.eye(2), t.ones(2, dtype=t.int32)),
+        ("tau dtype Int does not match input dtype Float",),
+    ),
     "pinv rank": (
         lambda t: t.linalg.pinv(t.zeros(3)),
         ("linalg.pinv(Float{[3]}): expected a tensor with 2 or more dimensions",),

@@ -323,3 +323,34 @@ def test_the_condition_number_of_a_singular_matrix_is_infinite() -> None:
     for lib in (webtorch, torch):
         a = lib.diag(lib.tensor([1.0, 1.0, 0.0]))
         assert [lib.linalg.cond(a, p).item() for p in (1, "fro", "nuc", 2)] == [float("inf")] * 4
+
+
+def test_pivots_are_looked_at_each_time() -> None:
+    factors = webtorch.eye(2).expand(3, 2, 2)
+    for first in (0, 3, 0, 3):
+        pivots = webtorch.tensor([[first, 2]] * 3, dtype=webtorch.int32)
+        with pytest.raises(RuntimeError, match="between 1 and LU"):
+            webtorch.lu_unpack(factors, pivots)
+
+
+def test_cholesky_inverse_says_which_number_of_the_diagonal_is_zero() -> None:
+    for lib in (webtorch, torch):
+        with pytest.raises(
+            lib.linalg.LinAlgError, match="cholesky_inverse: The diagonal element 2 is zero"
+        ):
+            lib.cholesky_inverse(lib.tensor([[1.0, 0.0], [1.0, 0.0]]))
+
+
+def test_geqrf_lies_by_columns() -> None:
+    for lib in (webtorch, torch):
+        assert lib.geqrf(lib.ones(2, 3, 2)).a.stride() == (6, 1, 3)
+
+
+def test_the_largest_of_no_elements_has_a_gradient() -> None:
+    for lib in (webtorch, torch):
+        x = lib.zeros(0, 3, requires_grad=True)
+        lengths = lib.zeros(2, dtype=lib.int64)
+        found = lib.segment_reduce(x, "max", lengths=lengths, initial=2.0)
+        assert found.tolist() == [[2.0] * 3] * 2
+        found.sum().backward()
+        assert x.grad.shape == (0, 3)

@@ -162,6 +162,12 @@ def _cholesky_solve(b: Tensor, factor: Any, upper: bool) -> Tensor:
     return _solve_triangular(lower.mH, _solve_triangular(lower, b, False, False), True, False)
 
 
+_SINGULAR = (
+    "The diagonal element {} is zero, the inversion could not be completed because the input matrix "
+    "is singular."
+)
+
+
 @composite(
     family="index",
     autocast=Autocast(cpu="fp32"),
@@ -170,6 +176,10 @@ def _cholesky_solve(b: Tensor, factor: Any, upper: bool) -> Tensor:
 def cholesky_inverse(input: Tensor, upper: bool = False) -> Tensor:
     """The inverse of A = L L^T from L."""
     check_matrix("cholesky_inverse", input, "A", square=True)
+    if input.numel():
+        zeros = cast_to(input.detach().diagonal(0, -2, -1) == 0, int32)
+        info = zeros.amax(-1) * cast_to(zeros.argmax(-1) + 1, int32)
+        check_info("cholesky_inverse", info, _SINGULAR)
     return _cholesky_inverse(input, upper)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from webtorch.errors import DTypeError, LinAlgError, ShapeError
+from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import creation, joining, movement, random, ranges, reduce
 from webtorch.functions.linalg import (
     EVERYWHERE,
@@ -30,7 +30,7 @@ from webtorch.functions.orthogonal import linalg_qr, plus, qr_factors
 from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import DType, float32, float64, int32, int64
 from webtorch.ir.view import wrap_dim
-from webtorch.ops.primitive import cast_to, conjugate, differentiated, fill, real_part, shown
+from webtorch.ops.primitive import cast_to, conjugate, differentiated, fill, real_part
 from webtorch.ops.record import Autocast, composite, return_type
 from webtorch.tensors.tensor import Tensor
 
@@ -180,18 +180,6 @@ def _eig(a: Tensor) -> tuple[Tensor, ...]:
     return call("eig", (z,), (a.dtype.is_complex,), ((n,), (n, n), ()))
 
 
-def _check_eig(name: str, A: Tensor, info: Tensor, *results: Tensor) -> tuple[Tensor, ...]:
-    """Return `results`. Raises LinAlgError where they are not found, RuntimeError if `A` is not finite."""
-    try:
-        return check_info(name, info, _NOT_CONVERGED, *results)
-    except LinAlgError as error:
-        if shown(A.detach().isfinite()).all():
-            raise
-        raise RuntimeError(
-            f"torch.{name}: input tensor should not contain infs or NaNs."
-        ) from error
-
-
 @composite(
     name="linalg_eig",
     family="index",
@@ -205,7 +193,7 @@ def linalg_eig(A: Tensor) -> Eig:
     """(eigenvalues, eigenvectors of length 1) of any square matrices, complex also where A is real."""
     check_matrix("linalg.eig", A, "A", square=True)
     w, v, info = _eig(A)
-    w, v = _check_eig("linalg.eig", A, info, w, v)
+    w, v = check_info("linalg.eig", info, _NOT_CONVERGED, w, v)
     return Eig(w, v)
 
 
@@ -222,7 +210,7 @@ def linalg_eigvals(A: Tensor) -> Tensor:
     """The eigenvalues of any square matrices, complex also where A is real."""
     check_matrix("linalg.eigvals", A, "A", square=True)
     w, _, info = _eig(A)
-    (w,) = _check_eig("linalg.eigvals", A, info, w)
+    (w,) = check_info("linalg.eigvals", info, _NOT_CONVERGED, w)
     return w
 
 
@@ -423,14 +411,16 @@ def pinv(
             "double, cfloat or cdouble types"
         )
     check_matrix("linalg.pinv", A, "A", square=hermitian)
+    for name, bound in (("rcond", rcond), ("atol", atol), ("rtol", rtol)):
+        if isinstance(bound, Tensor) and bound.dtype.is_complex:
+            raise DTypeError(f"linalg.pinv: {name} tensor of complex type is not supported.")
     if rcond is not None:
         rtol = rcond
     if not A.numel():
         return (
             fill((*A._shape[:-2], A._shape[-1], A._shape[-2]), 0, A.dtype, A.device) + 0 * A.sum()
         )
-    bound = _tolerance(A, _largest(A, hermitian), atol, rtol)
-    return _pinv(A, bound, hermitian)
+    return _pinv(A, _tolerance(A, _largest(A, hermitian), atol, rtol), hermitian)
 
 
 @composite(family="index", autocast=Autocast(cpu="fp32"), gradient_name="LinalgPinvBackward0")

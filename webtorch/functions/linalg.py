@@ -209,7 +209,8 @@ def call(
 
 
 def check_info(name: str, info: Tensor, text: str, *results: Tensor) -> tuple[Tensor, ...]:
-    """Return `results`, which are right where `info` is 0. Raises LinAlgError where it is not.
+    """Return `results`, which are right where `info` is 0. Raises LinAlgError where it is not, RuntimeError
+    where it is negative: what was given is not finite.
 
     Waits for the device. In a capture nothing is read: the next read of a result raises
     DeviceCheckError. On "meta" there is nothing to check.
@@ -227,6 +228,8 @@ def check_info(name: str, info: Tensor, text: str, *results: Tensor) -> tuple[Te
     # Of every example of a vmap.
     batched = bool(info.ndim or info._levels)
     for i, number in enumerate(shown(info).reshape(-1).tolist()):
+        if number < 0:
+            raise RuntimeError(f"torch.{name}: input tensor should not contain infs or NaNs.")
         if number:
             where_ = f"(Batch element {i}): " if batched else ""
             raise LinAlgError(f"{name}: {where_}{text.format(int(number))}")
@@ -622,6 +625,28 @@ def lu_unpack(
             "Note: this function is intended to be used with the output produced by "
             "torch.linalg.lu_factor"
         )
+    if unpack_pivots and LU_pivots.is_cpu:
+        rows = LU_data._shape[-2]
+        _check_pivots(
+            "torch.lu_unpack",
+            ((LU_pivots < 1) | (LU_pivots > rows)).any(),
+            "between 1 and LU.size(-2) inclusive",
+        )
+    return _unpacked(LU_data, LU_pivots, unpack_data, unpack_pivots)
+
+
+def _check_pivots(name: str, wrong: Tensor, rule: str) -> None:
+    """Raise LinAlgError where pivots are `wrong`; as in PyTorch, those on the CPU are looked at."""
+    check_info(
+        name,
+        cast_to(wrong, int32),
+        f"pivots must all be {rule}. Did you properly pass the result of lu_factor?",
+    )
+
+
+def _unpacked(
+    LU_data: Tensor, LU_pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
+) -> LUUnpack:
     m, n = LU_data._shape[-2:]
     k = min(m, n)
     p = lower = upper = fill((0,), 0, LU_data.dtype, LU_data.device)
@@ -644,7 +669,7 @@ def linalg_lu(A: Tensor, *, pivot: bool = True) -> LU:
     """(P, L, U) with A = P L U."""
     check_matrix("linalg.lu", A, "A")
     found = lu_factor_ex(A, pivot=pivot)
-    return LU(*lu_unpack(found.LU, found.pivots))
+    return LU(*_unpacked(found.LU, found.pivots))
 
 
 @composite(
@@ -676,7 +701,11 @@ def linalg_lu_solve(
             f"{name}: Incompatible shapes of A and B for the equation AX = B "
             f"({LU._shape[-2]}x{LU._shape[-1]} and {B._shape[-2]}x{B._shape[-1]})"
         )
-    p = cast_to(_permutation_matrix(pivots, LU._shape[-1]), LU.dtype)
+    rows = LU._shape[-1]
+    if pivots.is_cpu:
+        _check_pivots(name, (pivots < 1).any(), "greater or equal to 1")
+        _check_pivots(name, (pivots > rows).any(), "smaller or equal to LU.size(-2)")
+    p = cast_to(_permutation_matrix(pivots, rows), LU.dtype)
     if adjoint:
         x = solve_triangular(LU.mH, B, upper=False)
         x = solve_triangular(LU.mH, x, upper=True, unitriangular=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from webtorch.errors import ShapeError
+from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import creation, joining
 from webtorch.functions.linalg import (
     LINALG,
@@ -169,8 +169,10 @@ def geqrf(input: Tensor) -> Geqrf:
     m, n = input._shape[-2:]
     if not input.numel():
         k = min(m, n)
-        return Geqrf(input.clone(), fill((*input._shape[:-2], k), 0, input.dtype, input.device))
-    return Geqrf(*call("geqrf", (input.detach(),), (), ((m, n), (min(m, n),))))
+        tau = fill((*input._shape[:-2], k), 0, input.dtype, input.device)
+        return Geqrf(input.mT.clone().contiguous().mT, tau)
+    packed, tau = call("geqrf", (input.detach(),), (), ((m, n), (min(m, n),)))
+    return Geqrf(packed.mT.contiguous().mT, tau)  # by columns, as LAPACK has it
 
 
 def _reflectors(name: str, v: Tensor, tau: Tensor) -> Tensor:
@@ -188,7 +190,10 @@ def _reflectors(name: str, v: Tensor, tau: Tensor) -> Tensor:
             f"{name}: Expected batch dimensions of tau to be equal to input.shape[:-2], but got "
             f"{tuple(tau._shape[:-1])}"
         )
-    check_same_type(name, v, tau)
+    if tau.dtype is not v.dtype:
+        raise DTypeError(
+            f"{name}: tau dtype {tau.dtype.legacy} does not match input dtype {v.dtype.legacy}"
+        )
     return v.tril(-1) + identity(m, v)[:, :n]
 
 

@@ -9,7 +9,7 @@ from webtorch.functions import gather_scatter, products, ranges
 from webtorch.functions.pointwise import where
 from webtorch.ir.dtype import Number, int64
 from webtorch.ir.view import normalize_dim
-from webtorch.ops.primitive import cast_to, fill, iota
+from webtorch.ops.primitive import cast_to, iota
 from webtorch.ops.record import NOT_FLOATS, Autocast, composite
 from webtorch.tensors.tensor import Tensor
 
@@ -58,7 +58,6 @@ def segment_reduce(
                 "segment_reduce(): Expected all rows of lengths along axis to sum to "
                 "data.size(lengths.dim()-1) when !unsafe."
             )
-    parts = lengths._shape[-1]
     neutral = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}[reduce]
     ends = cast_to(lengths, int64).cumsum(-1)
     places = iota(total, 0, 1, int64, data.device)
@@ -81,8 +80,7 @@ def segment_reduce(
     if reduce == "prod":
         return picked.prod(dim) * start
     if not total:
-        shape = (*data._shape[:axis], parts, *data._shape[axis + 1 :])
-        return fill(shape, start, data.dtype, data.device)
+        return picked.sum(dim) + start
     out = picked.amax(dim) if reduce == "max" else picked.amin(dim)
     if initial is not None:
         out = out.clamp(min=start) if reduce == "max" else out.clamp(max=start)

@@ -246,11 +246,11 @@ def lu_factor(a: Array, pivot: bool) -> Results:
 
 @host_function
 def permutation(pivots: Array, rows: int) -> Results:
-    """Return, for each row of the product L U, which row of the matrix it is."""
+    """Return, for each row of the product L U, which row of the matrix it is. Pivots out of range swap something."""
     out = np.tile(np.arange(rows), (pivots.shape[0], 1))
-    for i, swaps in enumerate(pivots.astype(np.int64)):
+    for i, swaps in enumerate(np.clip(pivots.astype(np.int64) - 1, 0, rows - 1)):
         for j, p in enumerate(swaps):
-            out[i, [j, p - 1]] = out[i, [p - 1, j]]
+            out[i, [j, p]] = out[i, [p, j]]
     return (out.astype(pivots.dtype),)
 
 
@@ -328,14 +328,17 @@ def eigh(a: Array, uplo: str) -> Results:
 
 @host_function
 def eig(a: Array, given_complex: bool) -> Results:
-    """Return (eigenvalues, eigenvectors, info). Those of a real matrix come in pairs of conjugates."""
+    """Return (eigenvalues, eigenvectors, info). Those of a real matrix come in pairs of conjugates.
+
+    Of a matrix that is not finite, info is -1.
+    """
 
     def run(a: Array) -> Results:
         """Return eigenvalues and eigenvectors of one batch."""
         w, v = np.linalg.eig(a if given_complex else a.real)
         return w.astype(a.dtype), v.astype(a.dtype)
 
-    return _each(run, lambda a: a.shape[0], a)
+    return _each(run, lambda a: a.shape[0] if np.isfinite(a).all() else -1, a)
 
 
 @host_function
