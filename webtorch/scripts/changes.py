@@ -6,7 +6,7 @@ script change nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs, interpreted
@@ -50,7 +50,7 @@ def tensors_in(values: Iterable[object]) -> Iterator[Tensor]:
 
 
 # Past `__getattr__`, which would make it.
-_history_of: Any = vars(TensorBase)["_grad_fn"].__get__
+_history_of: Callable[[Tensor], object] = vars(TensorBase)["_grad_fn"].__get__
 # Instead of a gradient function that is made when somebody looks.
 PROMISED = object()
 

@@ -264,7 +264,7 @@ class Follower:
                 return out
         return self.by_role(run, callee, args, kwargs)
 
-    def by_role(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    def by_role(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> object:
         """Answer a call that no script has next, or make it."""
         role = callee.role
         if role == "parts" or role == "fact":
@@ -314,7 +314,7 @@ class Follower:
             return False
         return bool((facts_along(run.at) if run.promised else run.facts)[slot].title)
 
-    def differentiate(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    def differentiate(self, callee: Callee, args: Args, kwargs: Kwargs) -> object:
         """Run a backward pass; the hooks that it calls are called like other code."""
         self.renew_copies()
         turning = Turning(callee, self.settle)
@@ -359,7 +359,7 @@ class Follower:
             and not t._levels
         )
 
-    def mark(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    def mark(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> object:
         """Have gradients recorded for a tensor from outside, or not: a step of the script if it has seen it."""
         t, value = args[0], args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
         if (
@@ -385,7 +385,7 @@ class Follower:
         finally:
             self.depth -= 1
 
-    def other(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    def other(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> object:
         """Make a call that no script has, unless it only reads."""
         if callee.role != "reader":
             self.make_graphs(f"{callee.name} is called", (*args, *kwargs.values()))
@@ -453,7 +453,7 @@ class Follower:
             self.run = last
             self._promise(last)
 
-    def begin_anew(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    def begin_anew(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> object:
         """Answer a call with which a script begins, where another one has been computed and may go on; else return
         OTHER.
         """
@@ -527,7 +527,7 @@ class Follower:
             self.run = Run(self.root)
             self.run.refused = why
 
-    def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> Any:
+    def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> object:
         """Make a call that cannot stand in a script, nor what follows until something is computed."""
         self.give_up(why)
         self.patience.lost += 1
@@ -562,7 +562,7 @@ class Follower:
         first = run.at.path()[0]
         return first.callee is callee and first.line == user_line()
 
-    def operation(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    def operation(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> object:
         """Answer a call of an operation."""
         if not (run.promised or run.taken) and self.rest_if_in_vain():
             # Where each run ends within a call, nobody could before.
@@ -619,7 +619,7 @@ class Follower:
         given: Args,
         named: Kwargs,
         copies: list[tuple[Storage, Node]],
-    ) -> Any:
+    ) -> object:
         """Make a call of tensors that NumPy sees with copies of them, unless they are needed themselves."""
         out = self.call(callee, given, named)
         if not is_touched(out, copies):
@@ -636,7 +636,7 @@ class Follower:
             self.give_up("memory that NumPy sees was written")
             self.copies.renew(changed)
 
-    def look(self, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    def look(self, callee: Callee, args: Args, kwargs: Kwargs) -> object:
         """Make a call that computes what it is given, and may compute more."""
         self.depth += 1
         try:
@@ -654,7 +654,7 @@ class Follower:
         self.computed.clear()
         return out
 
-    def beside(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> Any:
+    def beside(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> object:
         """Make a call that needs nothing of what the run gave, such as a view of a batch or a copy from elsewhere. It
         stands in the script if something of it remains to be computed, or to be differentiated.
         """
@@ -703,7 +703,7 @@ class Follower:
 
     # ---- following
 
-    def answer(self, run: Run, step: Step, args: Args, kwargs: Kwargs) -> Any:
+    def answer(self, run: Run, step: Step, args: Args, kwargs: Kwargs) -> object:
         """Answer a call if it is that of a step, else return OTHER."""
         at = run.at
         if looking.count or active.count > 1:
@@ -735,7 +735,7 @@ class Follower:
         run.forget_externals(run.at.until[1])
         return OTHER
 
-    def follow_safely(self, run: Run, step: Step, args: Args) -> Any:
+    def follow_safely(self, run: Run, step: Step, args: Args) -> object:
         """Answer a call that matched, while no other thread ends the run's promises."""
         with self.lock:
             # Unless another thread has ended the run's promises meanwhile.
@@ -754,7 +754,7 @@ class Follower:
             self.resolve(run)
         return out
 
-    def ended(self, run: Run, at: Step, step: Step, out: object) -> Any:
+    def ended(self, run: Run, at: Step, step: Step, out: object) -> object:
         """Return what a step gave where another thread has looked at what was promised, OTHER if that was before."""
         with self.lock:
             if run.ended is step:
@@ -764,7 +764,7 @@ class Follower:
             run.forget_externals(at.until[1])
             return OTHER
 
-    def follow(self, run: Run, step: Step, args: Args) -> Any:
+    def follow(self, run: Run, step: Step, args: Args) -> object:
         """Answer a call that matched."""
         if not run.promised:
             self._promise(run)
@@ -978,7 +978,7 @@ class Follower:
 
     def record(
         self, run: Run, callee: Callee, args: Args, kwargs: Kwargs, beside: bool = False
-    ) -> Any:
+    ) -> object:
         """Make a call, and note it. What stands `beside` is not noted where it gives values."""
         if run.at is self.root and not run.begun:
             self.compute_given(run, args, kwargs)

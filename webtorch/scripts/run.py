@@ -491,7 +491,7 @@ class Run:
             self.slots[k]() is not None for k in program.open - program.partly
         )
 
-    def gave_one_of(self, values: Any) -> bool:
+    def gave_one_of(self, values: Iterable[object]) -> bool:
         """Whether there is a tensor among values whose whole graph a backward pass may run."""
         program = self.program
         open_now = frozenset() if program is None else program.open - program.partly
