@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import webtorch as torch
@@ -1864,3 +1865,16 @@ def test_a_step_with_a_closure_is_followed(follower: Any) -> None:
     assert follower().counts["followed"] > 1
     with scripts(False):
         assert trained() == pytest.approx(followed, rel=1e-6)
+
+
+def test_a_number_that_decides_a_size_is_compared_where_it_is_given() -> None:
+    compiled = torch.compile(lambda x: x + 1)
+    with scripts(True):
+        for function in (lambda x, n: x * 2, lambda x, n: x * n):
+            for n in (5, 9, 10, 12, 2, 5, 7, 9, 12):
+                x = torch.arange(float(n))
+                torch.mark_dynamic(x, 0)
+                # It is asked before anything is computed.
+                assert x.shape[0] == n
+                assert function(x, x.shape[0]).tolist() == function(np.arange(n), n).tolist()
+                assert compiled(x).tolist() == [v + 1.0 for v in range(n)]

@@ -1008,6 +1008,7 @@ class Follower:
         elsewhere = bool(self.computed)
         looked, look.looked = look.looked, False
         drawn = {i: g._offset for i, (g, *_) in run.generators.items()}
+        decided = len(run.given.decided)
         try:
             out = self.inside(callee, args, kwargs)
         except EnoughComputed:
@@ -1041,6 +1042,7 @@ class Follower:
                 raise Refused("it looks at values")
             if looks and not draws and note.step.kind == "operation":
                 raise Refused("it depends on more than its arguments")
+            note.decide(list(run.given.decided.values())[decided:])
             step = note.made(out)
         except Refused as reason:
             self.give_up(f"{callee.name}: {reason}")

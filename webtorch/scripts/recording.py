@@ -30,6 +30,7 @@ from webtorch.scripts.script import (
     STATIC,
     VARYING,
     ZERO,
+    Decided,
     Facts,
     Form,
     Number,
@@ -169,6 +170,12 @@ class Note:
         if patterns is step.kwargs:
             return args, {**kwargs, step.names[i]: number}
         return (*args[:i], number, *args[i + 1 :]), kwargs
+
+    def decide(self, decided: list[Decided]) -> None:
+        """Note what the call has decided by its numbers: another one must decide the same where it is called."""
+        numbers = [p for p in (*self.step.args, *self.step.kwargs) if p.form == NUMBER]
+        if numbers:
+            numbers[-1].decides = tuple(decided)
 
     def has_written(self) -> bool:
         """Whether the call has given a tensor from outside another value."""

@@ -26,6 +26,7 @@ from webtorch.scripts.script import (
     Program,
     Step,
     Writes,
+    decide_alike,
     nothing,
 )
 from webtorch.scripts.turning import BEGIN
@@ -580,7 +581,7 @@ class Run:
         if type(value) is not type(p.value) or not may_vary(value):
             return False
         self.given[p.number] = float(value)
-        return True
+        return not p.decides or decide_alike(p.decides, self.given)
 
     def keeps(self, p: Pattern, value: object) -> bool:
         """Whether a value is any object that is new, or the one that a pattern says."""

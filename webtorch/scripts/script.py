@@ -190,7 +190,7 @@ class Pattern:
     """
 
     __slots__ = (
-        "alias", "also", "facts", "form", "last", "loose", "number", "parts", "regular", "stamp", "value",
+        "alias", "also", "decides", "facts", "form", "last", "loose", "number", "parts", "regular", "stamp", "value",
     )  # fmt: skip
 
     def __init__(self, form: int, value: Any = None, number: int = -1) -> None:
@@ -207,6 +207,8 @@ class Pattern:
         self.regular = -1
         # The numbers that it has in other places, which may be on the way here.
         self.also: tuple[int, ...] = ()
+        # Of a number: what the call has decided by it and those before it, such as a size.
+        self.decides: tuple[Decided, ...] = ()
         # Whether its offset, or its number, may be another one: if that is an argument of the program, read anew.
         # None until a program is known.
         self.loose: bool | None = None
@@ -354,12 +356,7 @@ class Program:
 
     def decides(self, given: Mapping[int, float]) -> bool:
         """Whether other numbers decide what these did."""
-        decided = self.given.decided
-        try:
-            return not decided or all(d.holds(given) for d in decided.values())
-        except (ArithmeticError, LookupError, ValueError):
-            # The calls in the usual way raise it.
-            return False
+        return decide_alike(self.given.decided.values(), given)
 
 
 class Given(dict[int, float]):
@@ -458,6 +455,15 @@ class Decided:
         if self.other is None:
             return repr(self.function(value)) == repr(self.outcome)
         return repr(self.function(value, _among(self.other, given))) == repr(self.outcome)
+
+
+def decide_alike(decided: Iterable[Decided], given: Mapping[int, float]) -> bool:
+    """Whether numbers decide what others have decided."""
+    try:
+        return all(d.holds(given) for d in decided)
+    except (ArithmeticError, LookupError, ValueError):
+        # The calls in the usual way raise it.
+        return False
 
 
 def _now(x: object) -> object:
