@@ -1042,8 +1042,10 @@ class Follower:
                 raise Refused("it looks at values")
             if looks and not draws and note.step.kind == "operation":
                 raise Refused("it depends on more than its arguments")
-            note.decide(list(run.given.decided.values())[decided:])
             step = note.made(out)
+            if len(run.given.decided) > decided:
+                made = list(run.given.decided.values())[decided:]
+                note.decide(made, (*args, *kwargs.values()))
         except Refused as reason:
             self.give_up(f"{callee.name}: {reason}")
             if self.computed:

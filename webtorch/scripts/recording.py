@@ -171,10 +171,13 @@ class Note:
             return args, {**kwargs, step.names[i]: number}
         return (*args[:i], number, *args[i + 1 :]), kwargs
 
-    def decide(self, decided: list[Decided]) -> None:
-        """Note what the call has decided by its numbers: another one must decide the same where it is called."""
+    def decide(self, decided: list[Decided], args: Iterable[object]) -> None:
+        """Note what the call has decided by its numbers, where that may be a size: what it gives has none of its
+        tensors' shapes. Another number must decide the same where it is given.
+        """
         numbers = [p for p in (*self.step.args, *self.step.kwargs) if p.form == NUMBER]
-        if numbers:
+        shapes = {t._shape for t in tensors_in(args)}
+        if numbers and any(f.shape not in shapes for f in forms_in(self.step.results)):
             numbers[-1].decides = tuple(decided)
 
     def has_written(self) -> bool:
