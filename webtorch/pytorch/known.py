@@ -326,15 +326,7 @@ class Kinds:
         the first argument as well. `begun`: what `begin` gave for other arguments, whose free numbers are there.
         """
         home = opened.runtime
-        # As `is_calm` says, without a frame.
-        if (
-            home is None
-            or self.failures >= _MOST_FAILURES
-            or (active.count and not alone())
-            or transforms.count
-            or home.recording is not None
-            or home.lent
-        ):
+        if home is None or self.failures >= _MOST_FAILURES or not is_calm(home):
             return None
         ahead = home.ahead
         if ahead.calls >= ahead.most << (not self.heavy):

@@ -584,9 +584,10 @@ class Follower:
             return self.usual(callee, args, kwargs, "somebody looks at each operation")
         if callee in self.lookers and user_line() in self.lookers[callee]:
             return self.look(callee, args, kwargs)
-        if callee.role == "operation":
+        others = self.copies.others
+        if callee.role == "operation" and not (others and (callee, user_line()) in others):
             found = self.copies.stand_in(callee, args, kwargs)
-            if found is not None and (callee, user_line()) not in self.copies.others:
+            if found is not None:
                 return self.with_copies(callee, args, kwargs, *found)
         again = self.comes_again(run, callee)
         if run.promised and run.is_complete and (again or not run.at.following):
