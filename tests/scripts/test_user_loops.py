@@ -333,3 +333,54 @@ def test_more_tensors_that_numpy_sees_than_copies_are_kept_of() -> None:
         return [(x * 2 + x).sum().item() for _ in range(2) for x in given]
 
     check(loop, 0)
+
+
+def tutorial_gan(torch: Any, draw: Callable[..., Any]) -> list[Any]:
+    # What the generator made is read about, and the other optimizer has written, before its graph is used.
+    F = torch.nn.functional
+    g, d = layers(torch, draw, 3, 5, 4), layers(torch, draw, 4, 5, 1)
+    of_g, of_d = torch.optim.Adam(g.parameters(), 0.01), torch.optim.Adam(d.parameters(), 0.01)
+    seen: list[Any] = []
+    for _ in range(STEPS + 6):
+        d.zero_grad()
+        out = d(draw(6, 4))
+        real_loss = F.softplus(-out).mean()
+        real_loss.backward()
+        seen.append(out.mean().item())
+        fake = g(draw(6, 3))
+        out = d(fake.detach())
+        fake_loss = F.softplus(out).mean()
+        fake_loss.backward()
+        seen.append(out.mean().item())
+        of_d.step()
+        g.zero_grad()
+        out = d(fake)
+        loss = F.softplus(-out).mean()
+        loss.backward()
+        seen.append(out.mean().item())
+        of_g.step()
+        seen += [(real_loss + fake_loss).item(), loss.item()]
+    return [*seen, *g.parameters(), *d.parameters()]
+
+
+def padded(torch: Any, draw: Callable[..., Any]) -> list[Any]:
+    # A step begins with what is made of numbers, of which the device is asked.
+    w = draw(4, 4).requires_grad_()
+    optimizer = torch.optim.SGD([w], 0.1)
+    seen: list[Any] = []
+    for _ in range(STEPS):
+        mask = torch.zeros(3, 5, dtype=torch.bool)
+        mask[0, 3:] = True
+        bias = torch.zeros(mask.shape, device=mask.device).masked_fill(mask, float("-inf"))
+        x = draw(3, 5, 4) @ w
+        loss = ((bias.softmax(-1).unsqueeze(1) @ x) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(loss.item())
+    return [*seen, w]
+
+
+@pytest.mark.parametrize(("loop", "least"), [(tutorial_gan, 60), (padded, 10)])
+def test_steps_that_begin_or_go_on_in_other_ways_are_followed(loop: Loop, least: int) -> None:
+    check(loop, least)

@@ -118,6 +118,11 @@ def _most() -> int:
     return 0 if active.count else listener.fewest - 1
 
 
+def _wants_programs() -> bool:
+    """Whether who listens wants a program of each read, of one call as well."""
+    return bool(active.count) and listener is not None and listener.wants_programs()
+
+
 def _key_of_call(
     owners: Sequence[Value], node: Node, form: Form, given: Sequence[Node]
 ) -> tuple[Any, ...]:
@@ -359,6 +364,7 @@ class Runtime:
             if not self.pending and not self.apart:
                 return
             few = len(self.pending) <= (_FEW if listener is None else listener.fewest)
+            few = few and not _wants_programs()
             if few and recording is None and not self.lent and watch.listener is None:
                 alone, known = self.alone, None
                 if alone is not None and watch.before is None:
@@ -696,7 +702,7 @@ class Runtime:
                 return
         # Who listens is told the lines of these very nodes: graphs are not known by their form alone.
         quick = not self.debug and watch.listener is None
-        if quick and self._run_call(owners):
+        if quick and not _wants_programs() and self._run_call(owners):
             if active.count and listener is not None:
                 listener.ran(self, None, None)
             return
@@ -1112,6 +1118,9 @@ class Listener(Protocol):
 
     # How many nodes a graph has, at least, that it wants to know of while it looks at no calls.
     fewest: int
+
+    def wants_programs(self) -> bool:
+        """Whether a read of one call is to be a program like others."""
 
     def ran(self, runtime: Runtime, frozen: Frozen | None, executable: Executable | None) -> None:
         """Take notice that pending work was computed: by one program, or otherwise (None)."""

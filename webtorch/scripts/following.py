@@ -258,7 +258,7 @@ class Follower:
             if run.at is not at:
                 # Comparing has looked at what was promised, and something was computed.
                 return self.call(callee, args, kwargs)
-        if run.promised and at.kind == "computed":
+        if run.promised and at.kind == "computed" and not at.stays:
             out = self.begin_anew(run, callee, args, kwargs)
             if out is not OTHER:
                 return out
@@ -302,8 +302,9 @@ class Follower:
             if len(args) == 1:
                 return interpreted(callee, args, kwargs)
         elif role == "place":
-            if run.promised and run.slot_of(args[0]) is not None and run.externals:
-                args = (run.externals[0], *args[1:])
+            if run.promised and run.slot_of(args[0]) is not None:
+                there = run.lying_there()
+                args = args if there is None else (there, *args[1:])
             return interpreted(callee, args, kwargs)
         return self.other(run, callee, args, kwargs)
 
@@ -440,11 +441,14 @@ class Follower:
         """
         at, run = last.at.parent, self.run
         assert at is not None
-        if not last.may_come_back:
-            return
         if at.goes_on is None:
             at.go_on()
             self.steps += 1
+        if not last.may_come_back:
+            # What has written since, as another optimizer's step, is to be a part of it from now on.
+            assert at.goes_on is not None
+            at.goes_on.stays = True
+            return
         if not (run.promised or run.taken or run.refused):
             assert at.goes_on is not None
             self.asides.remove(last)
@@ -1327,6 +1331,16 @@ class _Listener:
         elif (follower.run.begun or follower.run.taken) and None not in follower.computed:
             # It may have taken what the follower's thread has recorded.
             follower.computed.append(None)
+
+    def wants_programs(self) -> bool:
+        """Whether this thread records a run that goes on: each read in it is a part of the script."""
+        follower = self.follower
+        return (
+            follower is not None
+            and follower.run.program is not None
+            and bool(follower.run.taken)
+            and follower.thread == threading.get_ident()
+        )
 
     def _chosen(self, thread: int) -> Follower:
         """Return the follower of this thread, if no other thread has one that is on."""

@@ -636,7 +636,8 @@ def _places(
     used: dict[int, tuple[int, ...]] = {}
     still: set[int] = set()
     alive = [t._grad_fn for reference in run.slots if (t := reference()) is not None]
-    left = _left_of([fn for fn in alive if fn is not None], run.used_up)
+    starts = [fn for fn in alive if fn is not None]
+    left = _left_of(starts, {*run.used_up, *_gone(graph_of(starts))})
     partly: set[int] = set()
     counters: set[object] = set()
     for k, reference in enumerate(run.slots):
@@ -664,13 +665,16 @@ def _places(
 
 def _is_used_up(fn: GradFn) -> bool:
     """Whether backward passes have left nothing of the graph of a function, as of that of a result after a step."""
-    functions = graph_of([fn])
-    gone = {
+    return _left_of([fn], _gone(graph_of([fn])))[fn] is False
+
+
+def _gone(functions: Iterable[GradFn]) -> set[GradFn]:
+    """Return the functions that a backward pass has used up, and what stands for such where a script was followed."""
+    return {
         f
         for f in functions
         if not isinstance(f, AccumulateGrad) and (f.saved is None or f.rule is None)
     }
-    return _left_of([fn], gone)[fn] is False
 
 
 def _check_whole(functions: Iterable[GradFn], run: Run) -> None:

@@ -314,6 +314,23 @@ class Run:
             return self.at.program.runtime
         return self.externals[0]._storage.runtime if self.externals else None
 
+    def lying_there(self) -> Tensor | None:
+        """Return a tensor that lies on the device of what was promised; None where no script says which that is."""
+        if self.externals:
+            first: Tensor = self.externals[0]
+            return first
+        # It was given none yet, as a mask that is made with `zeros`: what comes next is computed there.
+        pending = [self.at]
+        while pending:
+            step = pending.pop()
+            if step.program is not None:
+                out = object.__new__(Tensor)
+                out._storage = object.__new__(Storage)
+                out._storage.runtime = step.program.runtime
+                return out
+            pending += [s for s in step.following if s.ready]
+        return None
+
     # ---- what tensors are
 
     def slot_of(self, t: Tensor) -> int | None:

@@ -63,7 +63,7 @@ class Step:
     __slots__ = (
         "answers", "args", "aside", "callee", "changed", "following", "gives", "goes_on", "key", "kind", "known",
         "kwargs", "leaves", "line", "matches", "modes", "names", "parent", "place", "plain", "program", "ready",
-        "results", "until", "watched", "watches", "writes",
+        "results", "stays", "until", "watched", "watches", "writes",
     )  # fmt: skip
 
     def __init__(self, parent: Step | None) -> None:
@@ -111,6 +111,8 @@ class Step:
         self.known: list[Facts] | None = None
         # Where the calls stand that come after the program has run, if they need a graph of before.
         self.goes_on: Step | None = None
+        # Of a step of the kind "computed": whether what comes next is a part of the run even where a script begins so.
+        self.stays = False
 
     def program_for(self, given: Mapping[int, float]) -> Program | None:
         """Return the program that was recorded with numbers that decide as these do."""
