@@ -381,6 +381,30 @@ def padded(torch: Any, draw: Callable[..., Any]) -> list[Any]:
     return [*seen, w]
 
 
-@pytest.mark.parametrize(("loop", "least"), [(tutorial_gan, 60), (padded, 10)])
+def charted(torch: Any, draw: Callable[..., Any]) -> list[Any]:
+    # What a step gave is an array after it; one of the weights is kept in the last steps, and sees their writes.
+    model = layers(torch, draw, 4, 5, 2)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    seen: list[Any] = []
+    weight = None
+    for step in range(STEPS + 4):
+        x = draw(6, 4)
+        out = model(x)
+        loss = (out - x[:, :2]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen += [out.detach().numpy().copy(), float(loss.detach().numpy())]
+        seen.append(float(model[0].weight.detach().numpy().mean()))
+        if weight is not None:
+            seen.append(weight.copy())
+        if step == STEPS:
+            weight = model[2].weight.detach().numpy()
+    return [*seen, *model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("loop", "least"), [(tutorial_gan, 60), (padded, 10), (charted, STEPS - 4)]
+)
 def test_steps_that_begin_or_go_on_in_other_ways_are_followed(loop: Loop, least: int) -> None:
     check(loop, least)

@@ -388,12 +388,24 @@ class Follower:
 
     def other(self, run: Run, callee: Callee, args: Args, kwargs: Kwargs) -> object:
         """Make a call that no script has, unless it only reads."""
+        between = False
         if callee.role != "reader":
-            self.make_graphs(f"{callee.name} is called", (*args, *kwargs.values()))
-            self.give_up(f"{callee.name} is called")
+            why = f"{callee.name} is called"
+            self.make_graphs(why, (*args, *kwargs.values()))
+            self.settle(why)
             run = self.run
+            between = run.at is self.root and not (run.taken or run.refused)
+            if between:
+                # As `numpy` of a result after a step: nothing has been called that a script may have.
+                run.end()
+                run = self.run = Run(self.root)
+            else:
+                self.give_up(why)
+                run = self.run
         out = self.inside(callee, args, kwargs)
-        if self.computed and self.run is run:
+        if between and self.run is run and any(r.pending for r in open_runtimes()):
+            self.give_up(why)
+        elif self.computed and self.run is run:
             self.read()
         return out
 
