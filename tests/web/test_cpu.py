@@ -251,7 +251,8 @@ TRAIN = """async (batch) => {
   await m.loadState(await m.state());
   const wrong = await m.run("train", { x: batch.x });
   const lines = new Set(timed.rows.map((row) => row.line.split(":")[0]));
-  return { losses, kernels: timed.rows.length, lines: [...lines], state: Array.from(await m.state()), wrong: wrong.error.message };
+  const state = Array.from(await m.state());
+  return { losses, kernels: timed.rows.length, lines: [...lines], state, wrong: wrong.error.message };
 }"""
 
 
