@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import nn as ref
 
-from tests.nn.oracle import assert_same, load_same, to_web
 import webtorch
+from tests.nn.oracle import assert_same, load_same, to_web
 from webtorch import nn
 from webtorch.nn import functional as F
 
