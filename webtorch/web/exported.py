@@ -33,7 +33,7 @@ from webtorch.web.program_json import (
 from webtorch.web.settings import Settings
 
 FORMAT = "webtorch program"
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(slots=True)
@@ -66,7 +66,13 @@ class Variant:
 
     def data(self) -> Json:
         """Return what stands in program.json."""
-        return {"limits": self.needed, "kernels": self.kernels.items, "functions": self.functions}
+        return {
+            "limits": self.needed,
+            # Memory of more bytes is a row of buffers of so many.
+            "row": self.limits.row_step,
+            "kernels": self.kernels.items,
+            "functions": self.functions,
+        }
 
 
 class Page:
@@ -339,6 +345,7 @@ class FunctionExport:
         for source, to, nbytes in (*aside, *moves):
             function.calls += [writer.COPY, to, source, nbytes]
             function.names.append("copy")
+            function.lines.append("")
         returns = []
         for _, leaf in named_leaves(captured.result):
             if not isinstance(leaf, Returned):
@@ -355,6 +362,7 @@ class FunctionExport:
             "calls": function.calls,
             "patches": function.patches,
             "names": function.names,
+            "lines": [short_line(line) for line in function.lines],
             "status": function.status,
             # Kernels of its own number them.
             "sites": _sites(program),
