@@ -31,6 +31,7 @@ from webtorch.pytorch.device import (
     runtime,
 )
 from webtorch.pytorch.looking import LISTS, OTHERS, Looks
+from webtorch.pytorch.native import recorder
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.modes import transforms
 from webtorch.tensors.promotion import depending
@@ -94,8 +95,8 @@ class Plan:
     """What calls of one kind record."""
 
     __slots__ = (
-        "attrs", "dtype", "form", "is_straight", "kind", "leaves", "lined", "make", "marks", "numbers",
-        "place", "places", "record", "results", "scalars", "shape", "single", "steps",
+        "attrs", "dtype", "form", "is_straight", "kind", "leaves", "lined", "make", "marks", "native", "numbers",
+        "place", "places", "record", "results", "scalars", "shape", "single", "steps", "tensor",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +128,11 @@ class Plan:
             self.form = Form() if kind == "map" else None
         # Whether its sources are the operands as they come.
         self.is_straight = self.leaves == list(range(operands))
+        # What records a call with one result, and returns that as a new tensor.
+        self.native = recorder(self)
+        self.tensor: Callable[[list[Node], Sequence[float], object], torch.Tensor] | None = None
+        if self.native is not None:
+            self.tensor = self.native.function
 
     def takes(self, numbers: Sequence[float]) -> bool:
         """Whether numbers in the place of these give the same nodes with those numbers."""
@@ -235,6 +241,8 @@ class Plan:
         """Record a call over the operands' nodes, and return its results as new tensors; the last ones overwrite
         `outs`.
         """
+        if self.tensor is not None:
+            return self.tensor(nodes, numbers, line)
         home = opened.runtime
         assert home is not None
         if self.make is None:
