@@ -80,8 +80,9 @@ def test_it_records_what_python_does(name: str, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("name", CALLS)
 def test_nothing_lives_longer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, nodes, numbers = _plan(CALLS[name], monkeypatch)
-    assert plan.native is not None and plan.tensor is not None
-    kept = [*plan.native.objects, *nodes, nodes, numbers, runtime()]
+    assert plan.tensor is not None
+    _, objects, leaves = plan.tensor.__module__
+    kept = [*objects, leaves, *nodes, nodes, numbers, runtime()]
     line = "program.py:4".upper()
 
     def counts() -> list[int]:
@@ -133,3 +134,105 @@ def test_a_full_graph_is_computed_by_the_usual_way(monkeypatch: pytest.MonkeyPat
     assert plan.tensor is not None
     made = plan.tensor(nodes, (), None)
     assert added == [made.untyped_storage()._webgpu]  # type: ignore[attr-defined]
+
+
+def _within(call: Call, x: torch.Tensor, y: torch.Tensor, then: Callable[..., None]) -> None:
+    """Call until it is known, and once more, with `then` in the kernel of its last operator."""
+    find, found = Kinds.find, list[Any]()
+
+    def seen(self: Kinds, args: Any, kwargs: Any, *rest: Any) -> Any:
+        """Note which kinds are asked."""
+        plan = find(self, args, kwargs, *rest)
+        found.append(self)
+        if self is last:
+            then(self.looks, args, kwargs)
+        return plan
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Kinds, "find", seen)
+        last: Kinds | None = None
+        for _ in range(5):
+            call(x, y)
+        last = found[-1]
+        call(x, y)
+
+
+LOOKS: dict[str, Call] = {
+    **{name: call for name, call in CALLS.items() if name != "no sources"},
+    "a list": lambda x, y: torch.cat([x, y], 1),
+    "constants": lambda x, y: x.sum((0, 1), True),
+    "nothing given": lambda x, y: torch.nn.functional.linear(x, y),
+    "a zero": lambda x, y: torch.nn.functional.leaky_relu(x, -0.0),
+    "in place": lambda x, y: x.mul_(y),
+    "parts": lambda x, y: x[:, 1:] * y[:, :3],
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_it_finds_what_python_does(name: str) -> None:
+    x, y = (torch.rand(4, 4).to("webgpu") for _ in range(2))
+    other = (
+        x.reshape(2, 8),
+        x.half(),
+        x.t(),
+        x.cpu(),
+        x[:2, :2],
+        torch.nn.Parameter(y),
+        y[1],
+        2.5,
+        1.0,
+        0.0,
+        None,
+    )
+    torch.webgpu.synchronize()  # type: ignore[attr-defined]
+    hits = []
+
+    def compare(looks: Any, args: Any, kwargs: Any) -> None:
+        """Look in both ways at calls of this kind, and at such as are of none."""
+        ((printed, native),) = looks.found.values()
+        assert (native is printed) is bool(kwargs)
+        asked = [args, [*args], (*args, 1), args[:-1], (*args[:-1], args[0]), (*reversed(args),)]
+        asked += [(*args[:-1], v) for v in other]
+        if type(args[0]) is list:
+            asked += [([*args[0], v], *args[1:]) for v in other] + [((*args[0],), *args[1:])]
+        for values in asked:
+            ours, theirs = ((look(values, kwargs, *had), *had) for look, had in (
+                (native, ([], [])), (printed, ([], []))
+            ))  # fmt: skip
+            # Arguments that are no tuple are left to the longer way.
+            assert ours == theirs or (type(values) is list and ours == (None, [], []))
+            hits.append(ours[0] is not None)
+
+    _within(LOOKS[name], x, y, compare)
+    assert any(hits)
+
+
+def test_a_look_holds_nothing() -> None:
+    x, y = (torch.rand(4, 4).to("webgpu") for _ in range(2))
+    host = x.cpu()
+    torch.webgpu.synchronize()  # type: ignore[attr-defined]
+    seen = []
+
+    def count(looks: Any, args: Any, kwargs: Any) -> None:
+        """Look at calls that are known, and at others."""
+        ((_, look),) = looks.found.values()
+        _, objects, _ = look.__module__
+        nodes = list[Any]()
+        assert look(args, {}, nodes, []) is not None and len(nodes) == 2
+        kept = [*objects, *nodes, *[n.shape for n in nodes], *args]
+
+        def ask() -> list[int]:
+            """Look a hundred times, and return how many hold each object."""
+            for _ in range(100):
+                for values in (args, (x, x), (x, host), (x, None)):
+                    look(values, {}, [], [])
+            return [sys.getrefcount(o) for o in kept]
+
+        ask()
+        assert all(abs(a - b) < 50 for a, b in zip(ask(), ask(), strict=True))
+        with pytest.raises(TypeError):
+            look(args)
+        seen.append(True)
+
+    _within(CALLS["elementwise"], x, y, count)
+    assert seen

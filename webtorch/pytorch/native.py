@@ -12,8 +12,10 @@ import ctypes
 import functools
 import sys
 import sysconfig
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from webtorch.ir.graph import Node
 from webtorch.pytorch import device
@@ -31,6 +33,20 @@ _WORDS = (
     "shape", "dtype", "form", "elements", "size", "type", "nbytes", "lined", "single", "sources",
 )  # fmt: skip
 
+# What texts begin with.
+HELP = """
+define internal ptr @at(ptr %object, i64 %offset) alwaysinline {
+  %place = getelementptr i8, ptr %object, i64 %offset
+  %found = load ptr, ptr %place
+  ret ptr %found
+}
+
+define internal i64 @whole(ptr %object, i64 %offset) alwaysinline {
+  %place = getelementptr i8, ptr %object, i64 %offset
+  %found = load i64, ptr %place
+  ret i64 %found
+}
+"""
 _TEXT = """
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare i64 @PyLong_AsSsize_t(ptr)
@@ -52,18 +68,6 @@ declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
 declare ptr @PyIter_Next(ptr)
 declare ptr @PyType_GenericAlloc(ptr, i64)
 declare ptr @PyWeakref_NewRef(ptr, ptr)
-
-define internal ptr @at(ptr %object, i64 %offset) alwaysinline {
-  %place = getelementptr i8, ptr %object, i64 %offset
-  %found = load ptr, ptr %place
-  ret ptr %found
-}
-
-define internal i64 @whole(ptr %object, i64 %offset) alwaysinline {
-  %place = getelementptr i8, ptr %object, i64 %offset
-  %found = load i64, ptr %place
-  ret i64 %found
-}
 
 ; Fill a slot of a new object; the value stays the caller's as well.
 define internal void @set(ptr %object, i64 %offset, ptr %value) alwaysinline {
@@ -384,18 +388,15 @@ failed:
 """
 
 
-@functools.cache
-def _address() -> int | None:
-    """Return where the function is that records; None where there is no machine code, or objects are of another
-    making.
+def assembled(
+    text: str, name: str, classes: Mapping[str, type[object]], words: Sequence[str]
+) -> int | None:
+    """Return where the function of a text is (see `slots.text`); None where there is no machine code, or objects are
+    of another making.
     """
-    if (
-        sys.platform == "win32"
-        or sys.implementation.name != "cpython"
-        or ctypes.sizeof(ctypes.c_void_p) != 8
-    ):
+    if sys.platform == "win32" or sys.implementation.name != "cpython" or device.swap is None:
         return None
-    if sysconfig.get_config_var("Py_GIL_DISABLED") or device.swap is None:
+    if ctypes.sizeof(ctypes.c_void_p) != 8 or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
     try:
         from webtorch.runtime.backends.cpu import jit, slots
@@ -404,12 +405,31 @@ def _address() -> int | None:
         return None
     if not jit.available():
         return None
-    classes = {"NODE": Node, "STORAGE": Storage}
     try:
-        text = slots.text(_TEXT, classes, _WORDS, {})
+        return jit.assemble(slots.text(HELP + text, classes, words, {}), (name,))[0]
     except LookupError:
         return None
-    return jit.assemble(text, ("wt_record",))[0]
+
+
+def function(
+    name: bytes,
+    address: int,
+    objects: Sequence[object],
+    numbers: Sequence[int],
+    kept: object = None,
+) -> Callable[..., Any]:
+    """Return machine code as a function of Python's, whose `self` are words: objects, and numbers. It
+    holds the objects, and what is `kept` for it."""
+    from webtorch.runtime.backends.cpu import launch
+
+    words = [*map(id, objects), *numbers]
+    cells = (ctypes.c_int64 * len(words))(*words)
+    return launch.builtin(name, address, cells, (cells, objects, kept))
+
+
+@functools.cache
+def _address() -> int | None:
+    return assembled(_TEXT, "wt_record", {"NODE": Node, "STORAGE": Storage}, _WORDS)
 
 
 # What every function knows. Each object lives as long as the process.
@@ -419,33 +439,7 @@ _COMMON: list[object] = [
 ]  # fmt: skip
 
 
-class Recorder:
-    """What a plan's function knows: words, and the objects that they stand for."""
-
-    __slots__ = ("function", "objects", "words")
-
-    def __init__(self, address: int, plan: Plan) -> None:
-        from webtorch.runtime.backends.cpu import launch
-
-        place = plan.place
-        self.objects = [
-            *_COMMON, plan.kind, plan.attrs, plan.scalars, plan.shape, plan.dtype, plan.form, place.elements,
-            place.size, place.dtype, place.nbytes,
-        ]  # fmt: skip
-        leaves: Sequence[object] = () if plan.is_straight else plan.leaves
-        # Of each source, which of the operands' nodes it is, or none and a node of the plan's own.
-        sources: list[int] = []
-        for leaf in leaves:
-            sources += (leaf, 0) if type(leaf) is int else (-1, id(leaf))
-        self.objects += leaves
-        known = [id(x) for x in self.objects[: len(_WORDS) - 3]]
-        count = -1 if plan.is_straight else len(leaves)
-        known += [plan.lined, plan.single, count, *sources]
-        self.words = (ctypes.c_int64 * len(known))(*known)
-        self.function = launch.builtin(b"record", address, self.words)
-
-
-def recorder(plan: Plan) -> Recorder | None:
+def recorder(plan: Plan) -> Callable[..., torch.Tensor] | None:
     """Return what records a plan's calls and makes tensors of their results; None where Python does."""
     address = _address()
     if address is None or plan.make is not None or not plan.place.is_plain or plan.place.laid:
@@ -453,4 +447,14 @@ def recorder(plan: Plan) -> Recorder | None:
     if not plan.single and any(n is not None for n in plan.numbers):
         # A call's numbers are those of several operations.
         return None
-    return Recorder(address, plan)
+    place = plan.place
+    objects = [
+        *_COMMON, plan.kind, plan.attrs, plan.scalars, plan.shape, plan.dtype, plan.form, place.elements, place.size,
+        place.dtype, place.nbytes,
+    ]  # fmt: skip
+    numbers = [plan.lined, plan.single, -1 if plan.is_straight else len(plan.leaves)]
+    if not plan.is_straight:
+        # Of each source, which of the operands' nodes it is, or none and a node of the plan's own.
+        for leaf in plan.leaves:
+            numbers += (leaf, 0) if type(leaf) is int else (-1, id(leaf))
+    return function(b"record", address, objects, numbers, plan.leaves)
