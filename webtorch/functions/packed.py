@@ -16,12 +16,10 @@ from webtorch.ops.blocks import FORMATS, WORD, Reading, multiplying, unpacking
 from webtorch.ops.primitive import (
     as_view,
     cast_to,
-    empty,
     formula,
     iota,
     reduce_dims,
     seen_as,
-    write,
 )
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import LOWER, composite
@@ -104,21 +102,30 @@ def _in_lanes(bits: Tensor, reading: Reading, shape: tuple[int, ...]) -> tuple[T
     """Return the lanes of rows that are put in another order first: neighbouring threads then read neighbouring
     elements.
     """
-    count, groups = shape[0], shape[2]
-    sizes = tuple([size for size, _ in reading.shared])
-    along = reading.lanes[0][1]
-    turned = as_view(
-        bits,
-        (count, *sizes, groups, *reading.loops),
-        (groups * reading.span, *[stride for _, stride in reading.shared], reading.span, *along),
-        bits._offset,
-    )
-    # What is written to a part of memory lies there, whatever reads it.
-    kept = empty((turned.numel() + 1,), int32, bits.device)
-    total = turned.numel()
-    write(as_view(kept, turned._shape, contiguous_strides(turned._shape), 0), turned)
-    each = math.prod(reading.loops)
-    steps = (total // count, 0, each, *contiguous_strides(reading.loops))
+    count, columns = bits._shape
+    groups, loops = shape[2], reading.loops
+    each = math.prod(loops)
+    sizes = [size for size, _ in reading.shared]
+    # Each axis with its stride in a row, and its stride where the row is laid out: parts of words before words.
+    axes = [
+        (groups, reading.span, each),
+        *zip(loops, reading.lanes[0][1], contiguous_strides(loops)),
+        *zip(
+            *zip(*reading.shared),
+            [s * groups * each for s in contiguous_strides(tuple(sizes))],
+        ),
+    ]
+    axes.sort(key=lambda axis: -axis[1])
+    window = (count, *[size for size, *_ in axes])
+    strides = (columns, *[there for *_, there in axes])
+    # What is written to a part of memory lies there, whatever reads it. It is written in the order of the row, so by
+    # what computes the row; products of one row share it.
+    whole = (count * columns + 1,)
+    base = Node("empty", (), (), (), whole, int32)
+    row = bits._node()
+    node = Node("update", (base, row), (window, strides, 0), (), whole, int32, row.line)
+    kept = Tensor._from_node(node, bits._storage.runtime)
+    steps = (columns, 0, each, *contiguous_strides(loops))
     lanes = range(len(reading.lanes))
     return tuple([_window(kept, shape, steps, i * groups * each) for i in lanes])
 
