@@ -28,6 +28,8 @@ from webtorch.tensors.tensor import Tensor
 # Rows of input up to which every output is a sum of its own, and rows share what is unpacked (lower/coarsening): for
 # more, unpacking once and a matrix product is less work.
 _FEW_ROWS = 8
+# Elements of a row that lie together in every order: words hold parts of four neighbours, or of four at a time.
+_TOGETHER = 4
 
 
 def _in_words(data: Tensor) -> bool:
@@ -104,30 +106,32 @@ def _in_lanes(bits: Tensor, reading: Reading, shape: tuple[int, ...]) -> tuple[T
     """
     count, columns = bits._shape
     groups, loops = shape[2], reading.loops
-    each = math.prod(loops)
+    each = groups * math.prod(loops)
     sizes = [size for size, _ in reading.shared]
-    # Each axis with its stride in a row, and its stride where the row is laid out: parts of words before words.
+    # Each axis with its stride in a row, and its stride where the row is laid out: four neighbours are one load.
     axes = [
-        (groups, reading.span, each),
-        *zip(loops, reading.lanes[0][1], contiguous_strides(loops)),
-        *zip(
-            *zip(*reading.shared),
-            [s * groups * each for s in contiguous_strides(tuple(sizes))],
-        ),
+        (groups, reading.span, each // groups * _TOGETHER),
+        *zip(loops, reading.lanes[0][1], [s * _TOGETHER for s in contiguous_strides(loops)]),
+        (_TOGETHER, 1, 1),
     ]
+    sizes[-1] //= _TOGETHER
+    steps = [s * each * _TOGETHER for s in contiguous_strides(tuple(sizes))]
+    ways = [stride for _, stride in reading.shared]
+    ways[-1] *= _TOGETHER
+    axes += zip(sizes, ways, steps, strict=True)
     axes.sort(key=lambda axis: -axis[1])
     window = (count, *[size for size, *_ in axes])
     strides = (columns, *[there for *_, there in axes])
     # What is written to a part of memory lies there, whatever reads it. It is written in the order of the row, so by
     # what computes the row; products of one row share it.
-    whole = (count * columns + 1,)
+    whole = (count * columns + _TOGETHER,)
     base = Node("empty", (), (), (), whole, int32)
     row = bits._node()
     node = Node("update", (base, row), (window, strides, 0), (), whole, int32, row.line)
     kept = Tensor._from_node(node, bits._storage.runtime)
-    steps = (columns, 0, each, *contiguous_strides(loops))
-    lanes = range(len(reading.lanes))
-    return tuple([_window(kept, shape, steps, i * groups * each) for i in lanes])
+    along = (columns, 0, *[s * _TOGETHER for s in contiguous_strides((groups, *loops))])
+    lanes = [divmod(i, _TOGETHER) for i in range(len(reading.lanes))]
+    return tuple([_window(kept, shape, along, i * each * _TOGETHER + j) for i, j in lanes])
 
 
 def _weight(data: Tensor, form: str, shape: tuple[int, int], dtype: DType) -> Tensor:
