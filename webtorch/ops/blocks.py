@@ -132,7 +132,7 @@ def _byte_of(x: Expr) -> tuple[Expr, Expr] | None:
 
 
 def _cut(x: Expr, place: Expr, bits: int) -> Expr:
-    """Return `bits` bits of a byte from a place on, among its eight. They are cut out of all bytes of a word at once."""
+    """Return `bits` bits of a byte from a place on, among its eight. All bytes of a word are cut at once."""
     mask = (1 << bits) - 1
     found = _byte_of(x)
     if found is None:
