@@ -59,7 +59,7 @@ def main(form: str, rows: int, columns: int, gates: int) -> None:
         wgsl_reduce.CARD = replace(card, most=most, most_of_all=most)
         line = [f"{most} together"]
         for size in (64, 128, 256):
-            for ty in (8, 16, 32, 64, 128, 256):
+            for ty in (16, 32, 64, 128):
                 if ty > size:
                     continue
 
