@@ -61,6 +61,16 @@ def test_rows_share_the_vector_and_vectors_the_rows(
     assert coarsened(kernel, CARD, varying=True) is kernel
 
 
+def test_kernels_of_several_sums_take_fewer_rows_together() -> None:
+    kernel = product(1, 4096, 256)
+    twice = replace(
+        kernel,
+        reduces=(*kernel.reduces, replace(kernel.reduces[0], value=-kernel.reduces[0].value)),
+    )
+    assert coarsened(kernel, CARD).outer == (1, 1024)
+    assert coarsened(twice, CARD).outer == (1, 2048)
+
+
 @pytest.mark.parametrize(("vectors", "rows", "out"), [(1, 1024, float32), (3, 1024, float16)])
 def test_results_are_those_of_single_rows(vectors: int, rows: int, out: DType) -> None:
     device = open_device()
