@@ -430,6 +430,21 @@ def _events() -> list[str]:
     return events
 
 
+def _compiled_later() -> float:
+    """Return how far the loss of a module is when it is compiled after steps that have packed its buffers."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).to("webgpu")
+    model, x = nn.parallel.DistributedDataParallel(layers), torch.randn(4, 8).to("webgpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(x).square().mean().backward()
+        optimizer.step()
+    wanted = model(x).cos().mean()
+    found = torch.compile(model)(x).cos().mean()
+    found.backward()
+    return abs(float(found.detach() - wanted.detach()))
+
+
 MODELS = (
     "ddp",
     "views",
@@ -514,6 +529,7 @@ def run(rank: int, folder: Path) -> None:
     found["events"] = _events()
     found["norm"] = _synchronized()
     found["DTensor"] = _split()
+    found["compiled later"] = _compiled_later()
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
