@@ -361,11 +361,13 @@ class Call:
     def _settle(self, works: Sequence[Foreign], half: Pending[list[Foreign]] | None = None) -> None:
         try:
             works = works if half is None else half.result()
+            # Only Gloo tells whose a message was.
+            by_gloo = works if self._turn is None else ()
             self.settle(works)
         except Exception as error:
             self._fail(error)
         else:
-            self.ended(works, None)
+            self.ended(by_gloo, None)
 
     def settle(self, works: Sequence[Foreign]) -> None:
         """Wait for what Gloo does, and let what came be where it belongs."""
