@@ -212,18 +212,19 @@ def _net() -> nn.Sequential:
 
 def _parallel(kind: str, model: nn.Sequential) -> nn.Module:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
     from torch.distributed.tensor.parallel import (
         ColwiseParallel,
         RowwiseParallel,
         parallelize_module,
     )
 
-    if kind == "fsdp":
+    if kind.startswith("fsdp"):
+        options = {"offload_policy": CPUOffloadPolicy()} if "offloaded" in kind else {}
         for layer in model:
             if isinstance(layer, nn.Linear):
-                fully_shard(layer)
-        fully_shard(model)
+                fully_shard(layer, **options)
+        fully_shard(model, **options)
         return model
     if kind == "tensor parallel":
         mesh = dist.init_device_mesh("webgpu", (RANKS,))
@@ -315,10 +316,12 @@ def _split() -> float:
     def linear(x: torch.Tensor, weight: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(x, weight) + other
 
+    compiled = torch.compile(linear)
     products = [host[0][0, 0], torch.randn(4, 4), torch.zeros(4)]
     # Whether the first needs a gradient, by how operands are split.
     for dim, first in ((0, False), (0, True), (1, True)):
-        for function, given, more in ((attend, host, (mask,)), (linear, products, ())):
+        functions = ((attend, host, (mask,)), (linear, products, ()), (compiled, products, ()))
+        for function, given, more in functions:
             dims = (dim, dim, dim) if function is attend else (None, 0, None)
             there = [
                 place(x, d, first or i > 0)
@@ -326,7 +329,7 @@ def _split() -> float:
             ]
             here = [x.clone().requires_grad_(first or i > 0) for i, x in enumerate(given)]
             out: Any = function(*there, *[place(x, None, needed=False) for x in more])
-            wanted = function(*here, *more)
+            wanted = (attend if function is attend else linear)(*here, *more)
             out.square().sum().backward()
             wanted.square().sum().backward()
             pairs = [(out.detach(), wanted.detach())]
@@ -427,7 +430,31 @@ def _events() -> list[str]:
     return events
 
 
-MODELS = ("ddp", "views", "accumulated", "bfloat16", "PowerSGD", "fsdp", "tensor parallel")
+def _compiled_later() -> float:
+    """Return how far the loss of a module is when it is compiled after steps that have packed its buffers."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).to("webgpu")
+    model, x = nn.parallel.DistributedDataParallel(layers), torch.randn(4, 8).to("webgpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(x).square().mean().backward()
+        optimizer.step()
+    wanted = model(x).cos().mean()
+    found = torch.compile(model)(x).cos().mean()
+    found.backward()
+    return abs(float(found.detach() - wanted.detach()))
+
+
+MODELS = (
+    "ddp",
+    "views",
+    "accumulated",
+    "bfloat16",
+    "PowerSGD",
+    "fsdp",
+    "fsdp, offloaded",
+    "tensor parallel",
+)
 
 
 def _train(kind: str, folder: Path) -> float:
@@ -459,7 +486,7 @@ def _train(kind: str, folder: Path) -> float:
         loss(alone(x), y).backward()
         for optimizer, _ in steps:
             optimizer.step()
-    if kind == "fsdp":
+    if kind.startswith("fsdp"):
         import torch.distributed.checkpoint as files
 
         kept = get_model_state_dict(model)
@@ -502,6 +529,7 @@ def run(rank: int, folder: Path) -> None:
     found["events"] = _events()
     found["norm"] = _synchronized()
     found["DTensor"] = _split()
+    found["compiled later"] = _compiled_later()
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -265,6 +265,8 @@ def test_parts_of_complex_normal_numbers_have_half_of_the_variance(webgpu: str) 
 def test_copies_that_do_not_block_and_pinned_loaders(webgpu: str) -> None:
     x = torch.arange(6.0)
     assert x.to(webgpu, non_blocking=True).to("cpu", non_blocking=True).tolist() == x.tolist()
+    pinned = x.pin_memory()
+    assert pinned.view(2, 3).is_pinned() and pinned.pin_memory() is pinned and not x.is_pinned()
     batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), 2, pin_memory=True)
     assert sum(b.to(webgpu, non_blocking=True).sum().item() for (b,) in batches) == 15
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from webtorch.distributed.engine import Foreign, engine
-from webtorch.distributed.shared import Exchange, Put, Recipe, Turn, halves, part_size
+from webtorch.distributed.shared import Exchange, MissingError, Put, Recipe, Turn, halves, part_size
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.view import Shape, numel
@@ -102,22 +102,19 @@ class Lane:
         if self._connection is None and self._store is not None:
             # The same number on all ranks: each is a connection to every other.
             ways = max(1, min(_MOST_PARTS, 128 // self.size))
-            self._connection = self._connect("", ways)
+            store = engine().c10d.PrefixStore("webgpu", self._store)
+            self._connection = _connected(store, self.rank, self.size, self._timeout, ways)
         return self._connection
-
-    def _connect(self, prefix: str, ways: int) -> Foreign:
-        store = engine().c10d.PrefixStore(f"webgpu{prefix}", self._store)
-        return _connected(store, self.rank, self.size, self._timeout, ways)
 
     def exchange(self, connection: Foreign) -> Exchange | None:
         """Return the memory that all ranks share, if they can; at the first call all take part."""
         if self.may_share and self.shared is None:
-            backend = self._backend()
-            self.shared = Exchange.open(connection, self.rank, self.size, backend)
+            seconds = [] if self._timeout is None else [self._timeout.total_seconds()]
+            given = connection, self.rank, self.size, self._backend(), *seconds
+            self.shared = Exchange.open(*given)
             self.may_share = self.shared is not None
             if self.shared is not None and self.size > 2 and self._store is not None:
-                other = self._connect("/halves", 1)
-                self.second = Exchange.open(other, self.rank, self.size, backend)
+                self.second = Exchange.open(*given)
         return self.shared
 
     def silent(self) -> str:
@@ -364,11 +361,13 @@ class Call:
     def _settle(self, works: Sequence[Foreign], half: Pending[list[Foreign]] | None = None) -> None:
         try:
             works = works if half is None else half.result()
+            # Only Gloo tells whose a message was.
+            by_gloo = works if self._turn is None else ()
             self.settle(works)
         except Exception as error:
             self._fail(error)
         else:
-            self.ended(works, None)
+            self.ended(by_gloo, None)
 
     def settle(self, works: Sequence[Foreign]) -> None:
         """Wait for what Gloo does, and let what came be where it belongs."""
@@ -400,7 +399,8 @@ class Call:
         return Tensor._from_node(Node.in_memory(like.shape, like.dtype, result), like.runtime)
 
     def _fail(self, error: Exception) -> None:
-        silent = self.lane.silent() if "transport" in str(error) else ""
+        is_lost = isinstance(error, MissingError) or "transport" in str(error)
+        silent = self.lane.silent() if is_lost else ""
         told = RuntimeError(f"{self.title()}: {silent}{error}")
         told.__cause__ = error
         with self.lock:

@@ -2,8 +2,8 @@
 what the others have put. Floor 5.
 
 A device that reads and writes the host's memory (a card under Dawn, the CPU engine) needs no thread of the host for
-that: a card copies 100 MB in 2.5 ms each way, where Gloo and copies by the processor take 45. Gloo still says when all
-have put theirs, so that a process that dies or hangs is told as ever.
+that: a card copies 100 MB in 2.5 ms each way, where Gloo and copies by the processor take 45. What each says of a call
+lies in memory that all read, too; who waits for it looks whether the others still run.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import mmap
 import os
 import secrets
 import threading
+import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -45,6 +47,11 @@ _MOST_AHEAD = 1 << 30
 # all, not N times.
 _IN_PARTS = 1 << 20
 _UNIT = 1 << 16
+# Where what is said of calls lies, in words of eight bytes: behind the token, one place a call. Who begins a call has
+# read what all said of those `_MOST_UNREAD` before it, so that none is two times that behind.
+_FIRST_WORD, _WORDS, _SAID, _HEADER = 64, 16, 64, 7
+# Seconds between looks at whether the others run, at most between looks at their memory, and without a group's timeout.
+_LOOK, _PAUSE, _TIMEOUT = 0.05, 0.001, 1800.0
 # Programs that are kept: sizes may change with each call.
 _MOST_PROGRAMS = 256
 
@@ -155,6 +162,40 @@ class _Memory:
             os.close(self.file)
 
 
+class MissingError(RuntimeError):
+    """A rank has not said what it gives to a call."""
+
+
+class _Told:
+    """What all say of a call, once `wait` has returned."""
+
+    def __init__(self, exchange: Exchange, number: int, timeout: float) -> None:
+        self._exchange, self._number, self._timeout = exchange, number, timeout
+        self.headers: list[list[int]] = []
+
+    def wait(self) -> None:
+        """Wait for all ranks. Raises MissingError where one has ended, or says nothing for the group's timeout."""
+        exchange, number = self._exchange, self._number
+        began = looked = time.monotonic()
+        found = [exchange.said(rank, number) for rank in range(exchange.size)]
+        while None in found:
+            now = time.monotonic()
+            missing = [rank for rank, header in enumerate(found) if header is None]
+            # What an ended process has said before is asked for after it was seen to have ended.
+            ended = now - looked > _LOOK and [r for r in missing if not exchange.is_running(r)]
+            time.sleep(min((now - began) / 8, _PAUSE))
+            for rank in missing:
+                found[rank] = exchange.said(rank, number)
+            if ended and any(found[rank] is None for rank in ended):
+                exchange.lost = f"the process of rank {ended[0]} of the group has ended"
+            elif now - began > self._timeout:
+                exchange.lost = f"timed out after {self._timeout:g} s"
+            if exchange.lost:
+                raise MissingError(exchange.lost)
+            looked = now if now - looked > _LOOK else looked
+        self.headers = [header for header in found if header is not None]
+
+
 class _Place:
     """Memory of this process for one call at a time."""
 
@@ -192,7 +233,7 @@ class Turn:
         self.number, self.given = number, given
         # What the result is made by of what all have put, so many elements each; None: there is none here.
         self.recipe, self.dtype, self.elements = recipe, dtype, elements
-        self.headers: list[Foreign] = []
+        self.told: _Told | None = None
         # Set when the result has been enqueued, or will not be; then what waits until it is there.
         self.is_over = threading.Event()
         self.fence: Callable[[], None] | None = None
@@ -209,9 +250,12 @@ class Exchange:
     who computes may `put` what a call gives before that: then it is copied before what is computed next.
     """
 
-    def __init__(self, group: Group, rank: int, size: int, backend: Backend) -> None:
-        self._group, self._rank, self._size, self.backend = group, rank, size, backend
+    def __init__(self, rank: int, size: int, backend: Backend, timeout: float) -> None:
+        self._rank, self.size, self.backend, self._timeout = rank, size, backend, timeout
         self._processes = [os.getpid()] * size
+        # Where each says what it gives to a call; why nobody waits for that any more.
+        self._words: list[memoryview] = []
+        self.lost = ""
         self._places: list[_Place] = []
         # By rank and the number of a place: its file and size, and the memory as this device's.
         self._theirs: list[dict[int, tuple[int, int, Shared | None]]] = [{} for _ in range(size)]
@@ -223,26 +267,29 @@ class Exchange:
         self._programs: dict[object, _Program] = {}
 
     @classmethod
-    def open(cls, group: Group, rank: int, size: int, backend: Backend) -> Exchange | None:
+    def open(
+        cls,
+        group: Group,
+        rank: int,
+        size: int,
+        backend: Backend,
+        timeout: float = _TIMEOUT,
+    ) -> Exchange | None:
         """Return the memory that all processes of a group share, None for all where one cannot. All of them call it."""
-        made = cls(group, rank, size, backend)
-        return made if made._agree() else None
+        made = cls(rank, size, backend, timeout)
+        return made if made._agree(group) else None
 
-    def _gather(self, numbers: Sequence[int]) -> tuple[Foreign, list[Foreign]]:
-        """Begin to send numbers to all; return the work, and where theirs come."""
-        torch = engine().torch
-        mine = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
-        theirs = [torch.empty_like(mine) for _ in range(self._size)]
-        return self._group.allgather([theirs], [mine]), theirs
-
-    def _all(self, numbers: Sequence[int]) -> list[list[int]]:
-        work, theirs = self._gather(numbers)
-        work.wait()
-        return [x.tolist() for x in theirs]
-
-    def _agree(self) -> bool:
+    def _agree(self, group: Group) -> bool:
         """Tell the others where this process's memory is, and whether it can read all of theirs."""
-        memory, token = None, secrets.randbits(62)
+        memory, token, torch = None, secrets.randbits(62), engine().torch
+
+        def all_of(*numbers: int) -> list[list[int]]:
+            """Return the numbers of all."""
+            mine = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+            theirs = [torch.empty_like(mine) for _ in range(self.size)]
+            group.allgather([theirs], [mine]).wait()
+            return [x.tolist() for x in theirs]
+
         if hasattr(os, "memfd_create") and os.environ.get("WEBTORCH_SHARED_MEMORY") != "0":
             with contextlib.suppress(OSError):
                 memory = _Memory(_UNIT)
@@ -250,15 +297,41 @@ class Exchange:
                 if self.backend.on_host(memory.view) is None:
                     memory = None
         file = -1 if memory is None else memory.file
-        told = self._all([_host(), os.getpid(), file, token])
+        told = all_of(_host(), os.getpid(), file, token)
         self._processes = [process for _, process, _, _ in told]
         able = all(file >= 0 and host == told[0][0] for host, _, file, _ in told)
         for _, process, file, token in told if able else ():
             try:
-                able = able and _Memory.of(process, file, _UNIT)[:8] == token.to_bytes(8, "little")
+                found = _Memory.of(process, file, _UNIT)
+                able = able and found[:8] == token.to_bytes(8, "little")
+                self._words.append(found.cast("q"))
             except OSError:
                 able = False
-        return all(x == [1] for x in self._all([int(able)]))
+        return all(x == [1] for x in all_of(int(able)))
+
+    def _say(self, numbers: Sequence[int]) -> None:
+        """Say what this process gives to a call, whose number comes first."""
+        at = _FIRST_WORD + numbers[0] % _SAID * _WORDS
+        # Who reads meanwhile sees that it is not all there.
+        words = array("q", [*numbers, hash(tuple(numbers))])
+        self._words[self._rank][at : at + len(words)] = memoryview(words)
+
+    def said(self, rank: int, number: int) -> list[int] | None:
+        """Return what a rank has said of a call, if it has."""
+        at = _FIRST_WORD + number % _SAID * _WORDS
+        words = self._words[rank]
+        if words[at] != number:
+            return None
+        *numbers, proof = words[at : at + _HEADER + 1].tolist()
+        return numbers if hash(tuple(numbers)) == proof else None
+
+    def is_running(self, rank: int) -> bool:
+        """Whether the process of a rank runs."""
+        try:
+            with open(f"/proc/{self._processes[rank]}/stat", "rb") as file:
+                return file.read().rpartition(b") ")[2][:1] not in b"ZX"
+        except OSError:
+            return False
 
     def put(self, given: Buffer, dtype: DType, elements: int, ahead: bool = True) -> Put | None:
         """Copy a buffer to where the others will find it. `ahead`: return None where that takes too much memory."""
@@ -298,7 +371,7 @@ class Exchange:
         dtype: DType,
         elements: int,
         put: Put | None = None,
-    ) -> tuple[Turn, Foreign]:
+    ) -> tuple[Turn, _Told]:
         """Copy a buffer to where the others find it, unless it has been `put`; None: this process gives nothing. Return
         the turn, and the work that is done when all have. A turn without a recipe has no result here.
         """
@@ -314,14 +387,13 @@ class Exchange:
                 place = put.place
                 place.call = turn.number
                 where = place.number, place.memory.file, place.size
-            work, turn.headers = self._gather([
-                turn.number, TYPES.index(dtype), elements, self._read, *where,
-            ])  # fmt: skip
+            self._say((turn.number, TYPES.index(dtype), elements, self._read, *where))
+            turn.told = _Told(self, turn.number, self._timeout)
         except BaseException:
             turn.is_over.set()
             raise
         self._last.append(turn)
-        return turn, work
+        return turn, turn.told
 
     def _read_some(self) -> None:
         """Wait for what is read here, as far as calls are many or large: the others then have their memory again."""
@@ -336,8 +408,9 @@ class Exchange:
     def take(self, turn: Turn) -> Buffer | None:
         """Return the result of a turn whose work is done. Raises RuntimeError where ranks differ in size or type."""
         recipe, dtype, elements = turn.recipe, turn.dtype, turn.elements
-        told = [x.tolist() for x in turn.headers]
-        shared: list[Shared | None] = [None] * self._size
+        assert turn.told is not None
+        told = turn.told.headers
+        shared: list[Shared | None] = [None] * self.size
         for rank, (number, kind, count, _, place, file, size) in enumerate(told):
             if [number, kind, count] != told[self._rank][:3]:
                 raise RuntimeError(
@@ -382,7 +455,7 @@ class Exchange:
         return found
 
     def _compiled(self, recipe: Recipe | None, dtype: DType, elements: int) -> _Program:
-        count = 2 if recipe is None else self._size
+        count = 2 if recipe is None else self.size
         nodes = [Node.in_memory((elements,), dtype) for _ in range(count)]
         if recipe is None:
             # The first one's values, in the second one's memory.

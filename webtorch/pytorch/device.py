@@ -171,7 +171,8 @@ def begin_backward() -> None:
     """Compute an optimizer's step that has waited for other processes, with the forward pass after it: the device has
     nothing else to do by now.
     """
-    if opened.parallel:
+    # Passes that are only traced compute nothing.
+    if opened.parallel and not torch._C._len_torch_dispatch_stack():
         # Passes within this one, and others before the next step, have no such step before them.
         opened.parallel = False
         if opened.prepare is not None:

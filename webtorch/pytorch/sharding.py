@@ -60,9 +60,11 @@ def _linear_backward(
     ]
     for dim in range(last):
         ways.append(([Shard(dim), Partial(), Partial()], [Shard(dim), Shard(dim), whole]))
+    # In what PyTorch traces, those of the weight and of the bias come together.
+    given = mask[0], mask[1] or mask[2], mask[1] or mask[2]
     return [
         (
-            [how if asked else None for how, asked in zip(results, mask, strict=True)],
+            [how if asked else None for how, asked in zip(results, given, strict=True)],
             [*operands, None],
         )
         for results, operands in ways

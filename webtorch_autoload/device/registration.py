@@ -194,11 +194,22 @@ def _allocation(torch: ModuleType) -> None:
         """Stand for aten::empty_strided."""
         return _engine().empty_strided(size, stride, dtype, layout, device)
 
+    def pin(x: Any, device: object = None) -> object:
+        """Stand for aten::_pin_memory."""
+        made = x.clone()
+        made.untyped_storage()._webgpu_pinned = True
+        return made
+
+    def is_pinned(x: Any, device: object = None) -> bool:
+        """Stand for aten::is_pinned."""
+        return hasattr(x.untyped_storage(), "_webgpu_pinned")
+
     library.impl("empty.memory_format", hide(empty), "PrivateUse1")
     library.impl("empty_strided", hide(empty_strided), "PrivateUse1")
-    # Host memory is not pinned: WebGPU has its own staging buffers. DataLoader(pin_memory=True) works all the same.
-    library.impl("_pin_memory", lambda x, device=None: x.clone(), "CPU")
-    library.impl("is_pinned", lambda x, device=None: False, "CPU")
+    # Host memory is not pinned: WebGPU has its own staging buffers. What was asked to be says that it is, as FSDP's
+    # CPUOffloadPolicy pins again what is not, and then no longer sees what an optimizer writes.
+    library.impl("_pin_memory", pin, "CPU")
+    library.impl("is_pinned", is_pinned, "CPU")
     libraries.append(library)
 
 
