@@ -18,11 +18,12 @@ from functools import cache
 from typing import Any
 
 from webtorch.ir.dtype import DType, float64, int32, int64, uint64
-from webtorch.ir.kernel import Kernel, Routine
+from webtorch.ir.kernel import Kernel
 from webtorch.ir.program import Copy, Dispatch, Program
 from webtorch.runtime.backends.plain.assembly import Function, Value, module, unsigned
 from webtorch.runtime.backends.plain.loops import TILE, tile, written
 from webtorch.runtime.backends.plain.scalars import LIBRARY, Scalars, UnwritableError
+from webtorch.runtime.backends.plain.texts import texts
 
 _COPY = b"\xfc\x0a\x00\x00"
 
@@ -94,19 +95,25 @@ class Written:
         self.program = program
         self.runs: dict[int, Run] = {}
         functions: list[Function] = [tile()]
-        self.numbers: dict[int, int] = {}
+        # The functions of each routine, with the numbers of its buffers that they take.
+        self.numbers: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
         self.scratch = 0
         for place, routine in enumerate(program.routines):
+            found: list[tuple[Function, tuple[int, ...], int]]
             try:
-                if place not in kernels:
-                    raise UnwritableError(_name(routine))
-                function, nbytes = written(kernels[place])
+                if place in kernels:
+                    function, nbytes = written(kernels[place])
+                    found = [(function, tuple(range(len(routine.buffers))), nbytes)]
+                else:
+                    found = texts(routine)
             except UnwritableError as reason:
                 on.refused[str(reason)] += 1
                 continue
-            self.scratch = max(self.scratch, nbytes)
-            self.numbers[place] = TILE + len(functions)
-            functions.append(function)
+            self.numbers[place] = []
+            for one, buffers, nbytes in found:
+                self.scratch = max(self.scratch, nbytes)
+                self.numbers[place].append((TILE + len(functions), buffers))
+                functions.append(one)
         on.routines += len(self.numbers)
         count = len(program.buffers)
         self.arguments = -(-(count + 2) // 2) * 8
@@ -135,9 +142,9 @@ class Written:
         if not exports:
             return
         self.code = module(list(LIBRARY.items()), functions, exports)
-        found = on.instantiate(self.code)
+        made = on.instantiate(self.code)
         for (first, last), (name, _) in zip(bounds, exports, strict=True):
-            self.runs[first] = Run(first, last, getattr(found, name))
+            self.runs[first] = Run(first, last, getattr(made, name))
 
     @property
     def is_whole(self) -> bool:
@@ -173,9 +180,10 @@ class Written:
                 size = m.constant(decl.elements * decl.dtype.itemsize, int32)
                 m.emit(address(step.target), address(step.source), size, _COPY)
                 continue
-            given = [address(b) for b in step.buffers]
-            given += [argument(a, self.program.args[a]) for a in step.args]
-            m.call(self.numbers[step.routine], None, *given, address(count), address(count + 1))
+            given = [argument(a, self.program.args[a]) for a in step.args]
+            given += [address(count), address(count + 1)]
+            for number, buffers in self.numbers[step.routine]:
+                m.call(number, None, *[address(step.buffers[b]) for b in buffers], *given)
         return m
 
     def prepare(self, addresses: Sequence[int], values: Sequence[bool | int | float]) -> None:
@@ -188,7 +196,3 @@ class Written:
         """Return the status words."""
         number, value = struct.unpack_from("<qq", self.block, self.form.size)
         return number, value
-
-
-def _name(routine: Routine) -> str:
-    return type(routine).__name__.lower()
