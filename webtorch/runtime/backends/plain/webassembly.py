@@ -26,6 +26,8 @@ from webtorch.runtime.backends.plain.scalars import LIBRARY, Scalars, Unwritable
 from webtorch.runtime.backends.plain.texts import texts
 
 _COPY = b"\xfc\x0a\x00\x00"
+# Browsers take no function of more locals.
+_MOST_LOCALS = 50_000
 
 
 def address_of(data: bytearray | memoryview) -> int:
@@ -64,6 +66,9 @@ def machine() -> Machine | None:
             setattr(env, name, getattr(page._module, f"_{name}"))
         imports = js.Object.new()
         imports.env = env
+        # Not every engine has vectors.
+        if not js.WebAssembly.validate(to_js(module(list(LIBRARY.items()), [tile()], []))):
+            return None
     except (ImportError, AttributeError):
         # Another Python in WebAssembly, or another Pyodide than the one that this was written for.
         return None
@@ -106,6 +111,8 @@ class Written:
                     found = [(function, tuple(range(len(routine.buffers))), nbytes)]
                 else:
                     found = texts(routine)
+                if any(len(one.kinds) > _MOST_LOCALS for one, _, _ in found):
+                    raise UnwritableError(f"functions of over {_MOST_LOCALS} values")
             except UnwritableError as reason:
                 on.refused[str(reason)] += 1
                 continue
