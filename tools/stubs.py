@@ -59,6 +59,8 @@ def _homes(module: str) -> dict[str, tuple[str, str]]:
             found[node.name] = (module, node.name)
         elif isinstance(node, ast.Assign):
             found.update({t.id: (module, t.id) for t in node.targets if isinstance(t, ast.Name)})
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            found[node.target.id] = (module, node.target.id)
     return found
 
 

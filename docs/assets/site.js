@@ -128,7 +128,7 @@ async function run(block, button) {
       // An interrupt may also come while Python begins or ends.
       result.stopped ||= current.stopping && !result.ok;
       if (result.error && !result.stopped) print("error", result.error);
-      const where = about.device || "on the CPU in plain Python";
+      const where = about.device || `the CPU: ${about.processor}`;
       one.status.textContent = result.ok ? `${(result.milliseconds / 1000).toFixed(2)} s, ${where}` : result.stopped ? "stopped" : "failed";
       one.output.hidden = !one.output.childElementCount;
       if (!result.ok) break;

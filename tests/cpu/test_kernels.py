@@ -410,7 +410,7 @@ PHILOX = [
 
 
 def test_philox_gives_random123_known_answers() -> None:
-    from webtorch.runtime.backends.cpu.philox import Arrays, philox4x32
+    from webtorch.runtime.backends.philox import Arrays, philox4x32
 
     machine = Arrays()
     for counter, key, expected in PHILOX:
@@ -421,7 +421,7 @@ def test_philox_gives_random123_known_answers() -> None:
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_philox_lanes_in_a_kernel(execution: str) -> None:
-    from webtorch.runtime.backends.cpu.philox import Arrays, philox4x32
+    from webtorch.runtime.backends.philox import Arrays, philox4x32
 
     count = 40
     i = ex.index(0, count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import TypeAlias
 
 from webtorch.ir.dtype import (
     DType,
@@ -17,7 +18,7 @@ from webtorch.ir.dtype import (
 from webtorch.tensors.above import give
 from webtorch.tensors.tensor import Tensor
 
-Operand = Tensor | Number
+Operand: TypeAlias = Tensor | Number
 _default_dtype = float32
 # What drops what was worked out from the default dtype.
 depending: list[Callable[[], None]] = []

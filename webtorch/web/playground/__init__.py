@@ -44,9 +44,20 @@ EXAMPLES = {
     "siren": "SIREN: a network becomes a picture",
     "basics": "First steps",
 }
-# Neither PyTorch nor TensorBoard nor a command line is in a page, nor are the files of language models
-# (`webtorch.llm.export` writes a page for one): what needs them is left out.
-_LEFT_OUT = {"__pycache__", "pytorch", "cli", "llm", "tensorboard.py"}
+# Neither PyTorch nor TensorBoard nor LLVM nor a command line is in a page, nor are the files of language models
+# (`webtorch.llm.export` writes a page for one), nor what serves and builds pages: what needs them is left out.
+_LEFT_OUT = {
+    "__pycache__",
+    "pytorch",
+    "cli",
+    "llm",
+    "tensorboard.py",
+    "wasm",
+    "chat",
+    "browsers.py",
+    "server.py",
+    "lite.py",
+}
 
 
 class PyodideMissingError(WebtorchError):

@@ -62,7 +62,7 @@ function become(next) {
 }
 
 function idle() {
-  return about.problem ? "No WebGPU here: programs run on the CPU, slowly" : about.device;
+  return about.problem ? `No WebGPU here. CPU: ${about.processor}` : about.device;
 }
 
 // -- output
@@ -158,7 +158,7 @@ const RECEIVE = {
   ready: (data) => {
     about = data;
     become("ready");
-    if (about.problem) note(`${about.problem}\nPrograms run on the CPU in plain Python: right, but slow.`);
+    if (about.problem) note(`${about.problem}\nPrograms run on the CPU: ${about.processor}.`);
     if (!about.pauses) {
       note("This browser cannot pause Python (no JSPI). Instead of x.item() and print(x) write `await x.item_async()` and `await x.tolist_async()`.");
     }
@@ -166,7 +166,8 @@ const RECEIVE = {
   stopping: () => clearTimeout(striking),
   text: ({ parts }) => parts.forEach(([kind, text]) => print(kind, text)),
   picture,
-  done: ({ ok, stopped, error, whole, line, milliseconds }) => {
+  done: ({ ok, stopped, error, whole, line, processor, milliseconds }) => {
+    about.processor = processor;
     clearTimeout(ending);
     clearTimeout(striking);
     if (stopped) note("Stopped.");

@@ -25,6 +25,7 @@ from webtorch import show, webgpu
 from webtorch.as_torch import install_as_torch
 from webtorch.errors import DeviceError
 from webtorch.functions import public as webtorch
+from webtorch.runtime.backends import get_backend
 from webtorch.version import PACKAGE
 
 FILE = "playground.py"
@@ -131,7 +132,13 @@ async def open_device() -> str:
         os.environ["WEBTORCH_DEVICE"] = "cpu"
         webtorch.set_default_device(None)
         about |= {"device": "", "problem": str(error)}
-    return json.dumps(about | {"pauses": importlib.import_module("pyodide.ffi").can_run_sync()})
+    pauses = importlib.import_module("pyodide.ffi").can_run_sync()
+    return json.dumps(about | {"pauses": pauses, "processor": _processor()})
+
+
+def _processor() -> str:
+    """Return what runs programs on the CPU, with what is left to plain Python by now."""
+    return get_backend("cpu").description()
 
 
 def _compiled(text: str) -> tuple[CodeType, CodeType | None]:
@@ -152,7 +159,11 @@ def stop() -> None:
 
 
 async def run(text: str) -> str:
-    """Run what was typed; return JSON: whether it went well, else the error and its line."""
+    """Run what was typed; return JSON: whether it went well, else the error and its line; what runs on the CPU."""
+    return json.dumps({**await _run(text), "processor": _processor()})
+
+
+async def _run(text: str) -> Mapping[str, object]:
     global _running
     _running = asyncio.current_task()
     linecache.cache[FILE] = (len(text), None, text.splitlines(keepends=True), FILE)
@@ -167,12 +178,12 @@ async def run(text: str) -> str:
                 text = repr(value)
                 page.write("out", text if text.endswith("\n") else text + "\n")
     except SystemExit as stopped:
-        return json.dumps({"ok": stopped.code in (None, 0), "error": "", "line": 0})
+        return {"ok": stopped.code in (None, 0), "error": "", "line": 0}
     except BaseException as error:
-        return json.dumps(_failure(error))
+        return _failure(error)
     finally:
         _running = None
-    return json.dumps({"ok": True, "error": "", "line": 0})
+    return {"ok": True, "error": "", "line": 0}
 
 
 def _failure(error: BaseException) -> Mapping[str, object]:

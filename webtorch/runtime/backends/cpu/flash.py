@@ -18,7 +18,8 @@ from typing import Any
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import bool_, float32
 from webtorch.ir.kernel import Attention
-from webtorch.runtime.backends.cpu import flashcode, flashparts, jit, philox
+from webtorch.runtime.backends import philox
+from webtorch.runtime.backends.cpu import flashcode, flashparts, jit
 from webtorch.runtime.backends.cpu.flashcode import KEYS, FlashWriter, name_of
 from webtorch.runtime.backends.cpu.flashparts import EXP, Shape, shape_for
 from webtorch.runtime.backends.cpu.threads import get_num_threads

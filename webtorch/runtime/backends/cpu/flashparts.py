@@ -12,7 +12,7 @@ from itertools import product
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32
 from webtorch.ir.expr.exponential import exp_of_negative
-from webtorch.runtime.backends.cpu import philox
+from webtorch.runtime.backends import philox
 from webtorch.runtime.backends.cpu.llvmtypes import Ir, IrModule, Kind, declared
 from webtorch.runtime.backends.cpu.machine import LlvmMachine, Value
 from webtorch.runtime.backends.cpu.vectorcode import VectorWriter

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 
-from webtorch.runtime.backends.cpu import philox
+from webtorch.runtime.backends import philox
 from webtorch.runtime.backends.cpu.llvmtypes import Instruction, Ir, IrModule, Kind, Metadata, Place
 from webtorch.runtime.backends.cpu.machine import BITS, BYTES, FLOATS, LlvmMachine, Value
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from webtorch.ir.expr import FUNCTIONS, ScalarFunction
 from webtorch.ir.reducer import REDUCERS
-from webtorch.runtime.backends.cpu import philox as random_bits
+from webtorch.runtime.backends import philox as random_bits
 from webtorch.runtime.backends.cpu.memory import Array
 
 _MACHINE = random_bits.Arrays()

@@ -1,7 +1,9 @@
-"""The CPU backend where there is no NumPy, as in a page: plain Python, right and slow. Floors 0-2, standard library.
+"""The CPU backend where there is no NumPy, as in a page: plain Python, right and slow, and WebAssembly where Python
+itself is that. Floors 0-2, standard library.
 
 `webtorch.runtime.backends` opens it as device "cpu" when NumPy cannot be imported. Every routine is run as a
-loop nest in Python (`lower/plainsource.py`); what needs LAPACK says so.
+loop nest, in WebAssembly (`loops`) or in Python (`lower/plainsource.py`), with the same results; what needs LAPACK
+says so.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from webtorch.lower.layout import lay_out_memory
 from webtorch.lower.plainsource import plain_source
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel
 from webtorch.runtime.backends.on_processor import ProcessorBackend
-from webtorch.runtime.backends.plain import templates
+from webtorch.runtime.backends.plain import templates, webassembly
 from webtorch.runtime.backends.plain.arithmetic import NAMESPACE, f32
 
 _CODES = {"float16": "H", "bfloat16": "H"}
@@ -53,6 +55,7 @@ class PlainBuffer:
         self.dtype = dtype
         self.elements = elements
         self.nbytes = 0
+        self.place = -1
         try:
             self.data = bytearray(elements * dtype.itemsize) if data is None else data
         except (MemoryError, OverflowError):
@@ -68,6 +71,13 @@ class PlainBuffer:
 
     def __del__(self) -> None:
         _MEMORY.live -= self.nbytes
+
+    @property
+    def address(self) -> int:
+        """Where the memory lies."""
+        if self.place < 0:
+            self.place = webassembly.address_of(self.data)
+        return self.place
 
 
 def _generic(routine: Routine) -> Kernel | None:
@@ -116,8 +126,18 @@ class PlainExecutable:
         self.program = program
         self.failed = failed
         self.memory = lay_out_memory(program)
-        self.calls = [_call(routine) for routine in program.routines]
         self.lock = threading.Lock()
+        self.stop = next((n for n, w in enumerate(program.overwriting()) if w), -1)
+        self.written: webassembly.Written | None = None
+        on = webassembly.machine()
+        if on is not None:
+            generic = {n: _generic(routine) for n, routine in enumerate(program.routines)}
+            kernels = {n: kernel for n, kernel in generic.items() if kernel is not None}
+            self.written = webassembly.Written(on, program, kernels, self.stop)
+        there = () if self.written is None else self.written.numbers
+        self.calls = {
+            n: _call(routine) for n, routine in enumerate(program.routines) if n not in there
+        }
 
     def run(
         self,
@@ -147,11 +167,21 @@ class PlainExecutable:
             one = next(given) if piece.role == "input" else PlainBuffer(first.dtype, first.elements)
             buffers |= dict.fromkeys(piece.buffers, one)
         status = [0, 0]
-        stop = next((n for n, w in enumerate(program.overwriting()) if w), -1)
+        written, done = self.written, 0
         with self.lock:
+            if written is not None and written.runs:
+                written.prepare([buffers[n].address for n in range(len(program.buffers))], values)
             for place, step in enumerate(program.steps):
-                if place == stop and status[0]:
+                if place < done:
+                    continue
+                if place == self.stop and status[0]:
                     self.failed(program, status[0] - 1, status[1], True)
+                if written is not None and (run := written.runs.get(place)):
+                    run.call(written.base)
+                    done = run.last
+                    if program.sites and not status[0]:
+                        status[:] = written.reported()
+                    continue
                 if isinstance(step, Copy):
                     buffers[step.target].data[:] = buffers[step.source].data
                     continue
@@ -169,8 +199,12 @@ class PlainBackend(ProcessorBackend):
         super().__init__(index, _MEMORY)
 
     def description(self) -> str:
-        """Return what runs the kernels."""
-        return "plain Python (no NumPy)"
+        """Return what runs the kernels, and what runs as plain Python beside WebAssembly."""
+        on = webassembly.machine()
+        if on is None:
+            return "plain Python (no NumPy)"
+        left = ", ".join(f"{name} ({count})" for name, count in sorted(on.refused.items()))
+        return "WebAssembly (one thread)" + (f"; plain Python: {left}" if left else "")
 
     def allocate(self, dtype: DType, elements: int) -> PlainBuffer:
         """Return memory of zeros. Raises OutOfMemoryError."""
@@ -230,11 +264,17 @@ class PlainBackend(ProcessorBackend):
         return "plain"
 
     def caches(self) -> dict[str, dict[str, int]]:
-        """Return nothing: there are no caches."""
-        return {}
+        """Return how many routines run as WebAssembly and as plain Python."""
+        on = webassembly.machine()
+        if on is None:
+            return {}
+        return {"routines": {"webassembly": on.routines, "plain": sum(on.refused.values())}}
 
     def empty_cache(self) -> None:
-        """Do nothing: nothing is pooled."""
+        """Give scratch memory back: nothing else is pooled."""
+        on = webassembly.machine()
+        if on is not None:
+            on.scratch = bytearray()
 
 
 def get_num_threads() -> int:

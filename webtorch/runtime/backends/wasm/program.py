@@ -34,12 +34,12 @@ from webtorch.lower.layout import lay_out_memory
 from webtorch.lower.loopnest import split, tile
 from webtorch.lower.pysource import python_source
 from webtorch.lower.scansource import scan_source
+from webtorch.lower.templates import loops
 from webtorch.lower.templates.attention_backward import split as split_backward
 from webtorch.lower.templates.generic import conv_kernel, matmul_kernel, without_epilogue
 from webtorch.runtime.backends.cpu import direct, gemm, jit
 from webtorch.runtime.backends.cpu.executable import in_order
 from webtorch.runtime.backends.cpu.vectorcode import Functions, Target
-from webtorch.runtime.backends.wasm import loops
 from webtorch.runtime.backends.wasm.link import LinkError, Module, link
 
 Json = dict[str, Any]
