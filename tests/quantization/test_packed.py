@@ -17,10 +17,13 @@ import webtorch
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32, int32
+from webtorch.ir.kernel import Kernel
 from webtorch.nn import functional as F
 from webtorch.ops.blocks import multiplying
 from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, PackedTensor, quantize
 from webtorch.quantization.packing import PACKING
+from webtorch.runtime.backends.cpu import integers, jit
+from webtorch.runtime.backends.cpu.executable import KernelRunner
 
 Array = np.ndarray[Any, Any]
 # Those of a table row each; one of each layout: a byte for an element, halves of bytes, rows that end within words.
@@ -188,6 +191,46 @@ def test_what_a_block_shares_is_multiplied_once_and_bits_are_cut_out_of_words() 
     assert 32 < len(products) <= 32 + 12
     masks = [n for n in nodes if n.op == "and" and n.args[1].value == 0x0F0F0F0F]
     assert len(masks) == 8
+
+
+# Formats whose integers are chosen from a list.
+CHOSEN = {"IQ4_NL", "IQ4_XS", "MXFP4", "NF4", "FP4"}
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("columns", [512, 1280])
+def test_compiled_products_of_a_row_are_as_exact(
+    name: str, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[bool] = []
+    native = integers.native
+
+    def noted(kernel: Kernel, source: str) -> jit.Native | None:
+        """Note whether a kernel multiplies integers."""
+        found = native(kernel, source)
+        made.append(found is not None)
+        return found
+
+    monkeypatch.setattr(KernelRunner, "_pays", lambda self: True)
+    monkeypatch.setattr(integers, "native", noted)
+    blocks = drawn(name, 70, columns)
+    weight = packed(name, blocks, "cpu", columns)
+    exact = unpacked(name, blocks).astype(np.float64)
+    x = np.random.default_rng(0).standard_normal((1, columns), dtype=np.float32)
+    # What is not finite or next to nothing is not rounded; zeros are.
+    parts = np.ones((4, columns), dtype=np.float32)
+    parts[1, :256], parts[2, 3], parts[3] = 0, np.inf, 1e-33
+    for part in parts:
+        row = x * part
+        with np.errstate(invalid="ignore"):
+            expected = row.astype(np.float64) @ exact.T
+            bound = np.abs(row.astype(np.float64)) @ np.abs(exact.T)
+        out = (F.linear(webtorch.from_numpy(row), weight) + 1).numpy() - 1.0
+        finite = np.isfinite(expected)
+        assert (np.isfinite(out) == finite).all()
+        assert (np.abs(out[finite] - expected[finite]) <= 1e-6 * bound[finite] + 1e-6).all()
+    if integers.lanes():
+        assert any(made) == (name not in CHOSEN)
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -48,6 +48,7 @@ from webtorch.runtime.backends.cpu import (
     flash,
     fourier,
     gemm,
+    integers,
     jit,
     lapack,
     launch,
@@ -238,13 +239,18 @@ class KernelRunner(Runner):
         """Make and keep the machine code."""
         native: jit.Native
         if self.family is None:
-            native = jit.function(self.source())
+            native = self.compiled()
             self.ahead = None
         else:
             with _FAMILIES_LOCK:
                 native = self._of_any_size(self.family)
         self.native = native
         return native
+
+    def compiled(self) -> jit.Native:
+        """Return machine code for these sizes."""
+        source = self.source()
+        return integers.native(self.kernel, source) or jit.function(source)
 
     def source(self) -> str:
         """Return the loop text."""
@@ -611,7 +617,7 @@ def compile_ahead(steps: Sequence[Runner]) -> None:
             if _FORKING.is_set() or not threading.main_thread().is_alive():
                 break
             try:
-                kernel.ahead = jit.function(kernel.source())
+                kernel.ahead = kernel.compiled()
             except Exception:
                 # The run itself comes to it, and raises.
                 break

@@ -305,12 +305,17 @@ def _engine() -> _Engine:
 _PARSING = threading.Lock()
 
 
-def _parsed(source: str) -> ast.Module:
+def parsed(source: str, name: str) -> ast.FunctionDef:
+    """Return the tree of the one function of a loop text, under another name."""
     with _PARSING:
         try:
-            return ast.parse(source)
+            module = ast.parse(source)
         except SystemError:
-            return ast.parse(source)
+            module = ast.parse(source)
+    (tree,) = module.body
+    assert isinstance(tree, ast.FunctionDef)
+    tree.name = name
+    return tree
 
 
 def llvm_text(source: str, name: str, fused: bool, position_bits: int = 64) -> str:
@@ -319,27 +324,31 @@ def llvm_text(source: str, name: str, fused: bool, position_bits: int = 64) -> s
     """
     from llvmlite import ir
 
-    tree = _parsed(source).body[0]
-    assert isinstance(tree, ast.FunctionDef)
-    tree.name = name
     module = ir.Module(name)
-    compiler = LoopCompiler(module, tree, fused, position_bits)
+    compiler = LoopCompiler(module, parsed(source, name), fused, position_bits)
     compiler.function.attributes.add("nounwind")
     lane_loops.keep(module, ir)
     return str(module)
 
 
-def function(source: str) -> Native:
-    """Return the compiled form of a loop text."""
+# Writes LLVM's text of a function of some name; whether products and sums are one is told.
+Writer = Callable[[str, bool], str]
+
+
+def function(source: str, write: Writer | None = None, writer: str = "") -> Native:
+    """Return the compiled form of a loop text. Another `write` than the usual one, whose digest is `writer`, writes
+    what does the same.
+    """
     # The name is no part of what the text does.
     _, rest = source.split("(", 1)
     # An interrupt in the middle of LLVM's functions would leave objects behind that end the process
     # when they are collected.
     with firm:
-        return _function(rest)
+        return _function(rest, write, writer)
 
 
-def _function(rest: str) -> Native:
+def _function(text: str, write: Writer | None, writer: str) -> Native:
+    rest = f"{writer}({text}" if write else text
     with _LOCK:
         found = _FUNCTIONS.get(rest)
         if found is not None:
@@ -354,7 +363,7 @@ def _function(rest: str) -> Native:
         # Another thread is at it.
         return made.result()
     try:
-        found = _compile(engine, f"def kernel({rest}")
+        found = _compile(engine, f"def kernel({text}", write, writer)
     except BaseException as error:
         mine.set_exception(error)
         raise
@@ -369,12 +378,13 @@ def _function(rest: str) -> Native:
     return found
 
 
-def _compile(engine: _Engine, source: str) -> Native:
-    digest = _digest(engine, source)
+def _compile(engine: _Engine, source: str, write: Writer | None, writer: str) -> Native:
+    digest = _digest(engine, writer + source)
     name = f"wt_{digest}"
     code = CODE.read(digest)
     if code is None:
-        code = engine.object_code(llvm_text(source, name, engine.fused))
+        text = write(name, engine.fused) if write else llvm_text(source, name, engine.fused)
+        code = engine.object_code(text)
         CODE.write(digest, code)
     with _LOCK:
         (address,), library = engine.load(code, (name,))
@@ -426,6 +436,14 @@ def processor() -> tuple[str, bool]:
     with _LOCK:
         engine = _engine()
         return engine.features, engine.fused
+
+
+@cache
+def bytes_in_dots() -> bool:
+    """Whether LLVM's functions that multiply and add up bytes take vectors of bytes; those of words before."""
+    import llvmlite.binding as llvm
+
+    return llvm.llvm_version_info[0] >= 22
 
 
 @cache

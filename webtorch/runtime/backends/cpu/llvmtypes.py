@@ -42,6 +42,7 @@ class Place(Ir, Protocol):
     """The address of memory in the frame of a function."""
 
     align: int | None
+    type: Kind
 
 
 class Phi(Ir, Protocol):
