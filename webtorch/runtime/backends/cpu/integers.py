@@ -17,7 +17,7 @@ from functools import cache
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float16, float32, int8, int16, int32, integer_limits, uint8
-from webtorch.ir.expr import Expr
+from webtorch.ir.expr import FUNCTIONS, Expr
 from webtorch.ir.kernel import BufferSlot, Kernel, Store
 from webtorch.ir.view import contiguous_strides
 from webtorch.lower.affine import Affine, affine
@@ -669,11 +669,14 @@ class _Writer(VectorWriter):
 
     def truths(self, lanes: Lanes) -> Ir:
         """Return comparisons of integers."""
-        sign = {"eq": "==", "ne": "!=", "lt": "<", "le": "<="}.get(lanes[0].op)
-        if sign is None or any(e.op != lanes[0].op or e.args[0].dtype is not int32 for e in lanes):
+        op = lanes[0].op
+        function = FUNCTIONS.get(op)
+        if function is None or not (function.gives_bool and function.infix):
+            raise _Unknown
+        if any(e.op != op or e.args[0].dtype is not int32 for e in lanes):
             raise _Unknown
         columns = [tuple(c) for c in zip(*[e.args for e in lanes], strict=True)]
-        return self.b.icmp_signed(sign, *[self.integers(c) for c in columns])
+        return self.b.icmp_signed(function.infix, *[self.integers(c) for c in columns])
 
     def floats(self, lanes: Lanes) -> Ir:
         """Return numbers of float32."""
