@@ -94,14 +94,15 @@ test-as-gpu: $(VENV)/.full system
 # PROFILES=adreno-740 takes one.
 PROFILES ?= $(shell sed -n 's/^\[\(.*\)\]/\1/p' tests/profiles.toml | grep -vx defaults)
 AS_ADAPTER := tests/ops/test_table.py tests/nn/test_modules.py tests/optim/test_optimizers.py
-# What those whose bindings have some KiB would compile for an hour: models, and exported pages, whose adapters say the same.
-MODELS := tests/compile/test_programs.py tests/pytorch/test_training.py tests/web/test_export.py
+# Exported pages, whose adapters say the same; and models, which those whose bindings have some KiB would compile for an hour.
+PAGES := tests/web/test_export.py
+MODELS := tests/compile/test_programs.py tests/pytorch/test_training.py
 
 test-profiles: $(VENV)/.full system
 	@mkdir -p "$(CACHE)/mesa" "$(CACHE)/xdg" && chmod 700 "$(CACHE)/xdg"
 	@failed=""; for p in $(PROFILES); do echo "== $$p"; \
 	case $$p in narrow|spread) models="";; *) models="$(MODELS)";; esac; \
-	$(SHORT) $(TEST_ENV) WEBTORCH_TEST_PROFILE=$$p $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -k "not cpu" $(AS_ADAPTER) $$models $(PYTEST_ARGS) \
+	$(SHORT) $(TEST_ENV) WEBTORCH_TEST_PROFILE=$$p $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=worksteal -k "not cpu" $(AS_ADAPTER) $(PAGES) $$models $(PYTEST_ARGS) \
 	|| failed="$$failed $$p"; done; test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 lint: $(VENV)/.full

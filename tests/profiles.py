@@ -67,6 +67,15 @@ class Profile:
             max_buffer_bytes=self.buffers or real.max_buffer_bytes,
         )
 
+    def of_pages(self, real: Limits) -> Limits:
+        """Return what pages are written for."""
+        binding = "max-storage-buffer-binding-size"
+        return replace(
+            real,
+            max_binding_bytes=min(real.max_binding_bytes, self.limits[binding]),
+            max_buffer_bytes=self.buffers or real.max_buffer_bytes,
+        )
+
 
 @lru_cache
 def profiles() -> dict[str, Profile]:
@@ -96,6 +105,7 @@ def pretend() -> None:
     profile = chosen()
     if profile is None:
         return
+    from webtorch.web import export
 
     def wanted(adapter: Any) -> tuple[list[str], dict[str, int]]:
         features, limits = _real_wanted(adapter)
@@ -105,11 +115,13 @@ def pretend() -> None:
         return profile.told(_real_limits(profile.reduced(found), adapter, features))
 
     device.wanted, device._limits = wanted, limits
+    export.BROWSER_LIMITS = profile.of_pages(export.BROWSER_LIMITS)
+    export.SOFTWARE_LIMITS = profile.of_pages(export.SOFTWARE_LIMITS)
 
 
 # Lets the adapters of a page have no more than these limits and features.
 _PAGE = """
-(limits, allowed) => {
+(limits, allowed, buffers) => {
   if (!("gpu" in navigator)) return;
   const real = GPU.prototype.requestAdapter;
   GPU.prototype.requestAdapter = async function (...options) {
@@ -123,7 +135,13 @@ _PAGE = """
         if (value > most(name)) throw new DOMException(`${name}: ${value} is over ${most(name)}`, "OperationError");
       for (const name of wanted.requiredFeatures ?? [])
         if (!features.has(name)) throw new TypeError(`no feature ${name}`);
-      return adapter.requestDevice(wanted);
+      const device = await adapter.requestDevice(wanted);
+      const make = device.createBuffer.bind(device);
+      device.createBuffer = (wanted) => {
+        if (!buffers || !(wanted.usage & GPUBufferUsage.STORAGE) || wanted.size <= buffers) return make(wanted);
+        throw new RangeError(`a buffer of ${wanted.size} bytes`);
+      };
+      return device;
     };
     const bound = (it) => (it instanceof Function ? it.bind(adapter) : it);
     const own = { limits: shown, features, requestDevice };
@@ -141,4 +159,4 @@ def page_script() -> str:
     limits = {
         w[0] + "".join(map(str.capitalize, w[1:])): profile.limits[n] for n, w in words.items()
     }
-    return f"({_PAGE})({json.dumps(limits)}, {json.dumps(sorted(profile.features))});"
+    return f"({_PAGE})({json.dumps(limits)}, {json.dumps(sorted(profile.features))}, {profile.buffers});"

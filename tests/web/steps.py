@@ -16,9 +16,9 @@ class MLP(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(12, 24)
-        self.norm = nn.LayerNorm(24)
-        self.last = nn.Linear(24, 5)
+        self.first = nn.Linear(12, 48)
+        self.norm = nn.LayerNorm(48)
+        self.last = nn.Linear(48, 5)
 
     def forward(self, x: Any) -> Any:
         return self.last(self.norm(F.gelu(self.first(x))))

@@ -243,7 +243,7 @@ def test_a_program_too_large_for_the_device_is_told(page: Page, serve: Any, tmp_
     for name in ("program.json", "software.json"):
         program = json.loads((folder / name).read_text(encoding="utf-8"))
         place = next(p for p in program["functions"]["train"]["memory"] if "own" in p)
-        place["own"] = 1 << 31
+        place["own"] = program["row"] = 1 << 31
         (folder / name).write_text(json.dumps(program), encoding="utf-8")
     page.page.goto(serve(folder) + "blank")
     told = page.error(LOAD, {"device": "webgpu"})

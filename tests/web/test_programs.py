@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import webtorch as torch
 from tests.web.steps import MLP
 from webtorch import nn
 from webtorch.errors import CaptureError, DTypeError, ShapeError
+from webtorch.io.safetensors import loads
 from webtorch.tensors.tensor import Tensor
 from webtorch.web import BROWSER_LIMITS, export_json
 from webtorch.web.settings import Settings
@@ -201,6 +203,69 @@ def test_programs_of_every_kind_replay_as_in_python(page, serve, tmp_path):
     assert {k: v["data"] for k, v in found["packed"][0].items()} == {
         k: [int(x) for x in v] if k == "not" else v for k, v in expected["packed"].items()
     }
+
+
+# Counts the buffers that a page makes, and refuses those that are too large.
+SMALL_BUFFERS = """(most) => {
+  const make = GPUDevice.prototype.createBuffer;
+  globalThis.made = 0;
+  globalThis.timing = false;
+  GPUDevice.prototype.createBuffer = function (wanted) {
+    made += 1;
+    const ofTimes = timing && wanted.usage & (GPUBufferUsage.QUERY_RESOLVE | GPUBufferUsage.MAP_READ);
+    if (wanted.size <= most || ofTimes) return make.call(this, wanted);
+    throw new RangeError(`a buffer of ${wanted.size} bytes`);
+  };
+}"""
+ROWS = """async ({ inputs, calls }) => {
+  const { load } = await import("./runtime.js");
+  const m = await load("./", { device: "webgpu", worker: false });
+  const results = [];
+  for (let i = 0; i < calls; i++) results.push(await m.step(inputs));
+  const file = await m.state();
+  await m.loadState(file);
+  globalThis.timing = true;
+  const { rows, outputs } = await m.profile("step", inputs);
+  results.push(outputs);
+  const plain = results.map((r) => Object.fromEntries(Object.entries(r).map(([k, v]) => [k, Array.from(v.data)])));
+  return { results: plain, made, file: Array.from(file), rows: rows.length };
+}"""
+
+
+def test_memory_larger_than_a_buffer_is_spread_over_several(page, serve, tmp_path):
+    step, calls, most = _of_rows(), 2, 1024
+    x = torch.randn(20, 30)
+    for _ in range(2):
+        step(x)
+    limits = replace(BROWSER_LIMITS, max_binding_bytes=most, max_buffer_bytes=most)
+    torch.export(step, tmp_path, name="step", limits=limits)
+    expected = [[r.reshape(-1).tolist() for r in step(x)] for _ in range(calls + 1)]
+
+    page.page.add_init_script(f"({SMALL_BUFFERS})({most});")
+    page.page.goto(serve(tmp_path) + "blank")
+    found = page.run(ROWS, {"inputs": {"x": x.tolist()}, "calls": calls})
+    assert page.problems == []
+    for mine, theirs in zip(found["results"], expected, strict=True):
+        for one, other in zip(mine.values(), theirs, strict=True):
+            assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
+    (state,) = loads(bytes(found["file"])).values()
+    # (As it was before the profiled call.)
+    values = struct.unpack(f"<{30 * 20}f", state.data)
+    assert list(values) == pytest.approx(expected[calls - 1][1], rel=1e-4, abs=1e-5)
+    assert found["made"] > 12 and found["rows"] > 8
+
+
+def _of_rows():
+    """Return a step with an argument, a state, a result and a temporary of 2400 bytes each; the state is exchanged."""
+    weight = torch.randn(30, 20)
+
+    @torch.compile
+    def step(x):
+        new = weight * 0.9 + (x.t() @ (x @ weight)) * 1e-2
+        weight.copy_(new)
+        return new.sum(0), new * 1
+
+    return step
 
 
 def test_settings_are_recovered_from_the_numbers_that_follow_them():

@@ -78,7 +78,7 @@ def export(
     single_file: bool = False,
     page: str | None = None,
     cpu: bool | None = None,
-    limits: Limits = BROWSER_LIMITS,
+    limits: Limits | None = None,
 ) -> Path:
     """Write a page that runs `what` on WebGPU in a browser tab, and return the folder (or file).
 
@@ -220,7 +220,7 @@ def export_json(
     inputs: Sequence[str] | None = None,
     outputs: Sequence[str] | None = None,
     state: Mapping[str, Module | Optimizer | Tensor] | None = None,
-    limits: Limits = BROWSER_LIMITS,
+    limits: Limits | None = None,
 ) -> Exported:
     """Return what `export` writes for one captured function, without writing it."""
     return export_all(
@@ -262,7 +262,7 @@ def export_all(
     state: Mapping[str, Module | Optimizer | Tensor] | None = None,
     initial: Mapping[str, Tensor] | None = None,
     title: str | None = None,
-    limits: Limits = BROWSER_LIMITS,
+    limits: Limits | None = None,
     half: bool = False,
     cpu: bool | None = False,
     arguments: Mapping[str, list[tuple[str, Shape]]] | None = None,
@@ -295,9 +295,9 @@ def export_all(
     modules = {k: v for k, v in found.items() if isinstance(v, Module)}
     narrow = {*_storage_names(modules), *(names or ())} if half else set()
     page = Page(captures, {**_storage_names(found), **(names or {})}, narrow, cpu, elsewhere)
-    software = SOFTWARE_LIMITS if limits is BROWSER_LIMITS else replace(limits, is_gpu=False)
+    software = SOFTWARE_LIMITS if limits is None else replace(limits, is_gpu=False)
     # Processors that run the invocations of a workgroup one by one want other kernels than graphics cards.
-    variants = Variant(limits), Variant(software)
+    variants = Variant(limits or BROWSER_LIMITS), Variant(software)
     for name, step in steps.items():
         tensors: list[tuple[str, Shape]] = []
         numbers: list[str] = []

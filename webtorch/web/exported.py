@@ -33,7 +33,7 @@ from webtorch.web.program_json import (
 from webtorch.web.settings import Settings
 
 FORMAT = "webtorch program"
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(slots=True)
@@ -66,7 +66,13 @@ class Variant:
 
     def data(self) -> Json:
         """Return what stands in program.json."""
-        return {"limits": self.needed, "kernels": self.kernels.items, "functions": self.functions}
+        return {
+            "limits": self.needed,
+            # Memory of more bytes is a row of buffers of so many.
+            "row": self.limits.row_step,
+            "kernels": self.kernels.items,
+            "functions": self.functions,
+        }
 
 
 class Page:

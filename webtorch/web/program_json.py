@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from webtorch.errors import DTypeError
+from webtorch.errors import DTypeError, OutOfMemoryError
 from webtorch.ir.graph import Graph
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
@@ -24,6 +24,7 @@ Json = dict[str, Any]
 # Bindings that `max_buffers_per_kernel` leaves free: scratch memory and the status words of index
 # checks take one each, in the few kernels that have them.
 _RESERVED_BINDINGS = 2
+_DEFAULT_BUFFER_BYTES = 256 << 20
 # What every WebGPU implementation must offer (https://www.w3.org/TR/webgpu/#limits), so that a page
 # runs on any adapter: 8 storage buffers.
 BROWSER_LIMITS = Limits(
@@ -36,6 +37,7 @@ BROWSER_LIMITS = Limits(
     is_gpu=True,
     has_epilogues=True,
     has_joint_products=True,
+    max_buffer_bytes=_DEFAULT_BUFFER_BYTES,
 )
 # Software adapters: SwiftShader has 10 storage buffers, the others more. Where one has not, the
 # kernels for graphics cards run.
@@ -43,7 +45,6 @@ SOFTWARE_LIMITS = replace(
     BROWSER_LIMITS, is_gpu=False, max_buffers_per_kernel=8, has_joint_products=False
 )
 _DEFAULT_STORAGE_BUFFERS = 8
-_DEFAULT_BUFFER_BYTES = 256 << 20
 _ENTRY = re.compile(r"@compute[^{}]*?\bfn\s+(\w+)", re.DOTALL)
 
 
@@ -98,7 +99,7 @@ def lay_out_for_page(program: Program, limits: Limits) -> Layout:
     """Render `program` to WGSL and lay it out.
 
     Raises DTypeError for a type that WebGPU does not have, OverflowError for a constant beyond 32
-    bits, KernelError for a grid beyond `limits`.
+    bits, KernelError for a grid beyond `limits`, OutOfMemoryError for memory that cannot be spread over buffers.
     """
     for declared in program.buffers:
         if not declared.dtype.webgpu:
@@ -106,11 +107,19 @@ def lay_out_for_page(program: Program, limits: Limits) -> Layout:
                 f"export: a {declared.role} of the program has type {declared.dtype}, which does not exist on WebGPU: "
                 f"convert it in Python, as in x.to(torch.float32)"
             )
-    return lay_out(
+    layout = lay_out(
         within_bindings(program, limits),
         lambda routine: [Rendered(shader) for shader in render(routine, limits, "dawn")],
         limits.max_workgroups_per_dim,
     )
+    step = limits.row_step
+    for one in layout.passes:
+        if any(first % step + nbytes > step for _, nbytes, first in one.memory):
+            raise OutOfMemoryError(
+                f"export: {layout.name(one)} needs memory in one buffer that is larger than {step} bytes, "
+                "which is all that each browser has; use smaller tensors there"
+            )
+    return layout
 
 
 def steps_json(layout: Layout, kernels: Kernels) -> list[Json]:
@@ -141,7 +150,7 @@ def steps_json(layout: Layout, kernels: Kernels) -> list[Json]:
 
 def needed_limits(layout: Layout, limits: Limits) -> dict[str, int]:
     """Return the limits that a program needs beyond what every device has."""
-    largest = max((p.nbytes for p in layout.memory.pieces), default=0)
+    largest = min(max((p.nbytes for p in layout.memory.pieces), default=0), limits.row_step)
     bound = max((nbytes for p in layout.passes for _, nbytes, _ in p.memory), default=0)
     needed = {
         "maxStorageBufferBindingSize": (bound, 128 << 20),

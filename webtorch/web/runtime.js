@@ -12,7 +12,7 @@
  */
 
 const FORMAT = "webtorch program";
-const VERSION = 2;
+const VERSION = 3;
 // Ties this file to program.json.
 const RUNTIME = "";
 // Sets of memory for which a function keeps its bind groups: buffers that are exchanged at each call alternate between two.
@@ -143,8 +143,7 @@ function encode(value, shape, dtype, what) {
     if (value.length !== count) given ??= [value.length];
   } else if (Array.isArray(value)) {
     const nested = shapeOf(value);
-    if (nested.length > 1 || shape.length === 1) given ??= nested;
-    else if (value.length !== count) given ??= nested;
+    if (nested.length > 1 || shape.length === 1 || value.length !== count) given ??= nested;
     source = [...numbersOf(value, nested, 0, what)];
   } else {
     given ??= [];
@@ -155,25 +154,19 @@ function encode(value, shape, dtype, what) {
   }
   const bytes = new ArrayBuffer(words(count * type.stored.BYTES_PER_ELEMENT));
   const out = new type.stored(bytes, 0, count);
-  if (type.low !== undefined) {
-    for (let i = 0; i < count; i++) {
-      const number = Number(source[i]);
-      if (!(number >= type.low && number <= type.high) || !Number.isInteger(number)) {
-        const why = dtype === "int64" ? " (held in 32 bits on WebGPU)" : "";
-        throw new WebtorchError(`${what}: element ${i} is ${source[i]}, which does not fit ${dtype}${why}`);
-      }
-      out[i] = number;
-    }
-  } else if (type.encode) {
-    for (let i = 0; i < count; i++) out[i] = type.encode(Number(source[i]));
-  } else if (source instanceof type.stored) {
+  const whole = type.low !== undefined;
+  if (source instanceof type.stored && !whole && !type.encode) {
     out.set(source);
-  } else {
-    for (let i = 0; i < count; i++) {
-      const number = Number(source[i]);
-      if (Number.isNaN(number) && !Number.isNaN(source[i])) throw new WebtorchError(`${what}: element ${i} is ${source[i]}, not a number`);
-      out[i] = number;
+    return bytes;
+  }
+  for (let i = 0; i < count; i++) {
+    const number = Number(source[i]);
+    if (whole && !(number >= type.low && number <= type.high && Number.isInteger(number))) {
+      const why = dtype === "int64" ? " (held in 32 bits on WebGPU)" : "";
+      throw new WebtorchError(`${what}: element ${i} is ${source[i]}, which does not fit ${dtype}${why}`);
     }
+    if (Number.isNaN(number) && !Number.isNaN(source[i])) throw new WebtorchError(`${what}: element ${i} is ${source[i]}, not a number`);
+    out[i] = type.encode ? type.encode(number) : number;
   }
   return bytes;
 }
@@ -314,12 +307,14 @@ function toFile(bytes, dtype, count) {
 
 // --- the device -------------------------------------------------------------------------------------------------------
 
+const noDevice = (text) => Object.assign(new WebtorchError(text), { noDevice: true });
+
 /** Return navigator.gpu. Throws WebtorchError where there is none. */
 function webgpu() {
   const gpu = globalThis.navigator?.gpu;
   if (!gpu) {
     const why = globalThis.isSecureContext === false ? "this page is not served over https or from localhost" : "this browser does not offer it, or it is switched off";
-    throw Object.assign(new WebtorchError(`WebGPU is not available: ${why}. Current versions of Chrome, Edge, Safari and Firefox have it.`), { noDevice: true });
+    throw noDevice(`WebGPU is not available: ${why}. Current versions of Chrome, Edge, Safari and Firefox have it.`);
   }
   return gpu;
 }
@@ -328,7 +323,7 @@ const OPTIONAL = ["timestamp-query"];
 
 async function requestAdapter() {
   const adapter = await webgpu().requestAdapter({ powerPreference: "high-performance" });
-  if (!adapter) throw Object.assign(new WebtorchError("WebGPU is present, but the browser offers no graphics device: the driver may be blocked or missing."), { noDevice: true });
+  if (!adapter) throw noDevice("WebGPU is present, but the browser offers no graphics device: the driver may be blocked or missing.");
   return adapter;
 }
 
@@ -353,7 +348,7 @@ function tooLittle(adapter, { limits = {}, features = [] }) {
 export async function requestDevice({ limits = {}, features = [] } = {}) {
   const adapter = await requestAdapter();
   const missing = tooLittle(adapter, { limits, features });
-  if (missing.length) throw Object.assign(new WebtorchError(`This device is too small for the program. ${missing.join("; ")}.`), { noDevice: true });
+  if (missing.length) throw noDevice(`This device is too small for the program. ${missing.join("; ")}.`);
   const device = await adapter.requestDevice({ requiredLimits: limits, requiredFeatures: [...features, ...OPTIONAL.filter((name) => adapter.features.has(name))] });
   device.webtorchName = nameOf(adapter.info ?? device.adapterInfo ?? {});
   return device;
@@ -466,45 +461,82 @@ function stateContents(states, tensors, what) {
   });
 }
 
+// --- memory -----------------------------------------------------------------------------------------------------------
+
+let nextMemory = 1;
+
+/**
+ * Memory of a device: one buffer, or a row of them of `step` bytes each where it is larger than one may be. The program is
+ * written so that nothing it binds lies in two.
+ */
+class Memory {
+  constructor(device, size, step, usage, label = "") {
+    Object.assign(this, { id: nextMemory++, size, step, buffers: [] });
+    for (let first = 0; first < size; first += step) this.buffers.push(device.createBuffer({ size: Math.min(step, size - first), usage, label }));
+  }
+
+  /** Return the buffer with a byte, and where it is there. */
+  at(first) {
+    return { buffer: this.buffers[Math.floor(first / this.step)], offset: first % this.step };
+  }
+
+  write(queue, bytes) {
+    const all = bytes instanceof ArrayBuffer ? new Uint8Array(bytes) : bytes;
+    this.buffers.forEach((buffer, i) => queue.writeBuffer(buffer, 0, all.subarray(i * this.step, (i + 1) * this.step)));
+  }
+
+  /** Copy the first bytes to another's, there from `place` on, and return that. */
+  copy(encoder, target, size, place = 0) {
+    for (let first = 0, count; first < size; first += count) {
+      const [from, to] = [this.at(first), target.at(place + first)];
+      count = Math.min(size - first, this.step - from.offset, target.step - to.offset);
+      encoder.copyBufferToBuffer(from.buffer, from.offset, to.buffer, to.offset, count);
+    }
+    return target;
+  }
+
+  /** Wait for memory that may be mapped, and return its bytes. */
+  async read() {
+    await Promise.all(this.buffers.map((buffer) => buffer.mapAsync(GPUMapMode.READ)));
+    const out = new Uint8Array(this.size);
+    this.buffers.forEach((buffer, i) => {
+      out.set(new Uint8Array(buffer.getMappedRange()), i * this.step);
+      buffer.unmap();
+    });
+    return out.buffer;
+  }
+
+  destroy() {
+    for (const buffer of this.buffers) buffer.destroy();
+  }
+}
+
 // --- programs ---------------------------------------------------------------------------------------------------------
 
 /** One exported function, ready to be called. */
 class Program {
   constructor(model, name, description) {
-    this.model = model;
-    this.name = name;
-    this.description = description;
-    this.plans = new Map();
-    this.packed = null;
-    this.own = new Map();
-    this.arguments = [];
-    this.staging = [];
+    Object.assign(this, { model, name, description, plans: new Map(), packed: null, own: new Map(), arguments: [], staging: [] });
   }
 
   allocate() {
-    const { device } = this.model;
-    const { GPUBufferUsage: usage } = globalThis;
-    const all = usage.STORAGE | usage.COPY_SRC | usage.COPY_DST;
+    const { model } = this;
     const { memory, uniform, status } = this.description;
     memory.forEach((place, entry) => {
-      if (place.own !== undefined) this.own.set(entry, device.createBuffer({ size: place.own, usage: all }));
-      else if (place.argument !== undefined) this.arguments[place.argument] = device.createBuffer({ size: place.bytes, usage: all });
+      if (place.own !== undefined) this.own.set(entry, model.memory(place.own));
+      else if (place.argument !== undefined) this.arguments[place.argument] = model.memory(place.bytes);
     });
-    if (uniform.bytes) {
-      this.uniform = device.createBuffer({ size: uniform.bytes, usage: usage.UNIFORM | usage.COPY_DST });
-      this.packed = new Uint8Array(uniform.bytes);
-      this.fresh = true;
-    }
-    if (status) this.status = device.createBuffer({ size: 16, usage: all });
+    if (uniform.bytes) this.uniform = model.device.createBuffer({ size: uniform.bytes, usage: GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST });
+    if (status) this.status = model.memory(16);
   }
 
   release() {
-    for (const buffer of [...this.own.values(), ...this.arguments, ...this.staging, this.uniform, this.status]) buffer?.destroy();
+    for (const memory of [...this.own.values(), ...this.arguments, ...this.staging, this.uniform, this.status]) memory?.destroy();
   }
 
-  buffer(entry) {
+  memory(entry) {
     const place = this.description.memory[entry];
-    if (place.state !== undefined) return this.model.states[place.state].buffer;
+    if (place.state !== undefined) return this.model.states[place.state];
     if (place.argument !== undefined) return this.arguments[place.argument];
     return this.own.get(entry);
   }
@@ -523,10 +555,9 @@ class Program {
       else view.setInt32(offset, value, true);
     }
     const bytes = new Uint8Array(view.buffer);
-    if (this.fresh || bytes.some((b, i) => b !== this.packed[i])) {
+    if (!this.packed || bytes.some((b, i) => b !== this.packed[i])) {
       model.device.queue.writeBuffer(this.uniform, 0, bytes);
       this.packed = bytes;
-      this.fresh = false;
     }
   }
 
@@ -534,15 +565,15 @@ class Program {
   plan() {
     const { device, kernels, states } = this.model;
     const used = (this.used ??= [...new Set(this.description.memory.filter((p) => p.state !== undefined).map((p) => p.state))]);
-    const swapped = this.description.updates.map(([, entry]) => this.own.get(entry).webtorchId);
-    const key = used.map((s) => states[s].buffer.webtorchId).join() + "/" + swapped.join();
+    const swapped = this.description.updates.map(([, entry]) => this.own.get(entry).id);
+    const key = used.map((s) => states[s].id).join() + "/" + swapped.join();
     let groups = this.plans.get(key);
     if (groups) return groups;
     groups = this.description.steps.map((step) => {
       if (step.copy) return null;
-      const resources = step.bind.map(([entry, size, offset = 0]) => ({ buffer: this.buffer(entry), offset, size }));
+      const resources = step.bind.map(([entry, size, offset = 0]) => ({ ...this.memory(entry).at(offset), size }));
       if (step.uniform) resources.push({ buffer: this.uniform, offset: step.uniform[0], size: step.uniform[1] });
-      if (step.status) resources.push({ buffer: this.status, size: 8 });
+      if (step.status) resources.push({ ...this.status.at(0), size: 8 });
       const entries = resources.map((resource, binding) => ({ binding, resource }));
       return device.createBindGroup({ layout: kernels[step.kernel].group, entries });
     });
@@ -556,7 +587,7 @@ class Program {
     model.check();
     const encoded = encodeInputs(this.name, description, inputs);
     const { queue } = model.device;
-    encoded.forEach((bytes, i) => bytes.byteLength && queue.writeBuffer(this.arguments[i], 0, bytes));
+    encoded.forEach((bytes, i) => this.arguments[i].write(queue, bytes));
     this.packArguments(inputs);
     // What is profiled waits between its dispatches; nothing else is running then.
     if (step) return this.apart(step).then(() => this.finish(read));
@@ -565,21 +596,29 @@ class Program {
 
   async apart(step) {
     const groups = this.plan();
-    for (let i = 0; i < groups.length; i++) await step((encoder, pass) => this.encodeStep(encoder, i, groups, pass), i);
+    for (let i = 0; i < groups.length; i++) await step((encoder, pass) => this.record(encoder, groups, i, i + 1, pass), i);
     this.ran = true;
   }
 
-  encodeStep(encoder, i, groups, timing) {
-    const step = this.description.steps[i];
-    if (step.copy) {
-      encoder.copyBufferToBuffer(this.buffer(step.copy[0]), 0, this.buffer(step.copy[1]), 0, step.copy[2]);
-      return;
+  /** Add some of the steps to what the device will do. */
+  record(encoder, groups, first, end, timing) {
+    let pass = null;
+    let last = null;
+    for (let i = first; i < end; i++) {
+      const { copy, kernel, grid } = this.description.steps[i];
+      if (copy) {
+        pass?.end();
+        pass = last = null;
+        this.memory(copy[0]).copy(encoder, this.memory(copy[1]), copy[2]);
+        continue;
+      }
+      pass ??= encoder.beginComputePass(timing);
+      const { pipeline } = this.model.kernels[kernel];
+      if (pipeline !== last) pass.setPipeline((last = pipeline));
+      pass.setBindGroup(0, groups[i]);
+      pass.dispatchWorkgroups(...grid);
     }
-    const pass = encoder.beginComputePass(timing);
-    pass.setPipeline(this.model.kernels[step.kernel].pipeline);
-    pass.setBindGroup(0, groups[i]);
-    pass.dispatchWorkgroups(...step.grid);
-    pass.end();
+    pass?.end();
   }
 
   finish(read) {
@@ -588,8 +627,8 @@ class Program {
     model.device.queue.submit([encoder.finish()]);
     model.random = BigInt.asUintN(64, model.random + BigInt(description.draws));
     for (const [state, entry] of description.updates) {
-      const before = model.states[state].buffer;
-      model.states[state].buffer = this.own.get(entry);
+      const before = model.states[state];
+      model.states[state] = this.own.get(entry);
       this.own.set(entry, before);
     }
     return read ? this.read(staging) : Promise.resolve({});
@@ -597,10 +636,9 @@ class Program {
 
   /** Run once, each dispatch on its own, and return how long each took in milliseconds: a call as any other. */
   async profile(inputs) {
-    const { device, kernels, program } = this.model;
+    const { device, program } = this.model;
     const { steps } = this.description;
     const timed = device.features.has("timestamp-query") && steps.length <= 2048;
-    const { GPUBufferUsage: usage } = globalThis;
     const stamps = timed ? device.createQuerySet({ type: "timestamp", count: 2 * steps.length }) : null;
     const rows = [];
     const outputs = await this.call(inputs, { step: async (encode, i) => {
@@ -614,11 +652,11 @@ class Program {
     } });
     if (timed && steps.length) {
       const size = 16 * steps.length;
-      const resolved = device.createBuffer({ size, usage: usage.QUERY_RESOLVE | usage.COPY_SRC });
-      const staging = device.createBuffer({ size, usage: usage.MAP_READ | usage.COPY_DST });
+      const resolved = device.createBuffer({ size, usage: GPUBufferUsage.QUERY_RESOLVE | GPUBufferUsage.COPY_SRC });
+      const staging = this.model.staging(size, size);
       const encoder = device.createCommandEncoder();
       encoder.resolveQuerySet(stamps, 0, 2 * steps.length, resolved, 0);
-      encoder.copyBufferToBuffer(resolved, 0, staging, 0, size);
+      encoder.copyBufferToBuffer(resolved, 0, staging.buffers[0], 0, size);
       device.queue.submit([encoder.finish()]);
       const times = new BigUint64Array(await this.model.download(staging));
       rows.forEach((row, i) => steps[i].copy || (row.ms = Number(times[2 * i + 1] - times[2 * i]) / 1e6));
@@ -628,45 +666,23 @@ class Program {
   }
 
   encode(read) {
-    const { device, kernels } = this.model;
+    const { model } = this;
     const { steps, returns } = this.description;
-    const groups = this.plan();
-    const encoder = device.createCommandEncoder({ label: this.name });
-    let pass = null;
-    let last = null;
-    const done = this.ran;
+    const encoder = model.device.createCommandEncoder({ label: this.name });
+    if (!this.ran) this.record(encoder, this.plan(), 0, steps.length);
     this.ran = false;
-    steps.forEach((step, i) => {
-      if (done) return;
-      if (step.copy) {
-        pass?.end();
-        pass = null;
-        encoder.copyBufferToBuffer(this.buffer(step.copy[0]), 0, this.buffer(step.copy[1]), 0, step.copy[2]);
-        return;
-      }
-      if (!pass) {
-        pass = encoder.beginComputePass();
-        last = null;
-      }
-      const { pipeline } = kernels[step.kernel];
-      if (pipeline !== last) pass.setPipeline((last = pipeline));
-      pass.setBindGroup(0, groups[i]);
-      pass.dispatchWorkgroups(...step.grid);
-    });
-    pass?.end();
     let staging = null;
     const total = returns.reduce((sum, r) => sum + r.bytes, 0) + (this.status ? 8 : 0);
     if (read && total) {
-      const { GPUBufferUsage: usage } = globalThis;
-      staging = this.staging.pop() ?? device.createBuffer({ size: total, usage: usage.MAP_READ | usage.COPY_DST });
+      staging = this.staging.pop() ?? model.staging(total);
       let at = 0;
       for (const { entry, bytes } of returns) {
-        if (bytes) encoder.copyBufferToBuffer(this.buffer(entry), 0, staging, at, bytes);
+        this.memory(entry).copy(encoder, staging, bytes, at);
         at += bytes;
       }
       if (this.status) {
-        encoder.copyBufferToBuffer(this.status, 0, staging, at, 8);
-        encoder.clearBuffer(this.status, 0, 8);
+        this.status.copy(encoder, staging, 8, at);
+        encoder.clearBuffer(this.status.buffers[0], 0, 8);
       }
     }
     return { encoder, staging };
@@ -697,13 +713,9 @@ class Program {
 /** What a program is on any device. */
 class Opened {
   constructor(program, ahead) {
-    this.program = program;
-    this.ahead = ahead;
-    this.title = program.title;
+    Object.assign(this, { program, ahead, title: program.title, failure: null, functions: {} });
     this.settings = Object.fromEntries(Object.entries(program.settings).map(([name, value]) => [name, Number(value)]));
     this.random = BigInt(program.random);
-    this.failure = null;
-    this.functions = {};
   }
 
   /** @internal */
@@ -746,16 +758,12 @@ class Opened {
   }
 }
 
-let nextBuffer = 1;
-
 /** A program on a device, in this thread: its functions by name, its settings, its state. `Model` is the same in a worker. */
 export class Engine extends Opened {
   constructor(device, program, shared = false) {
     super(program, AHEAD);
-    this.device = device;
-    this.shared = shared;
+    Object.assign(this, { device, shared, states: [] });
     this.deviceName = device.webtorchName ?? nameOf(device.adapterInfo ?? {});
-    this.states = [];
     device.lost.then((info) => {
       if (info.reason === "destroyed") this.failure ??= new WebtorchError("The graphics device was closed by the page.");
       else this.failure ??= new WebtorchError(`The graphics device was lost (${info.message || "the driver gave no reason"}).`);
@@ -773,16 +781,10 @@ export class Engine extends Opened {
     const { device, program } = this;
     this.kernels = await Promise.all(program.kernels.map((kernel) => kernelOf(device, kernel)));
     device.pushErrorScope("out-of-memory");
-    const number = (buffer) => Object.assign(buffer, { webtorchId: nextBuffer++ });
-    const { GPUBufferUsage: usage } = globalThis;
-    for (const { name, bytes } of program.states) {
-      const buffer = number(device.createBuffer({ size: bytes, usage: usage.STORAGE | usage.COPY_SRC | usage.COPY_DST, label: name }));
-      this.states.push({ name, buffer });
-    }
+    this.states = program.states.map(({ name, bytes }) => this.memory(bytes, name));
     for (const [name, description] of Object.entries(program.functions)) {
       const callable = new Program(this, name, description);
       callable.allocate();
-      for (const buffer of callable.own.values()) number(buffer);
       this.add(name, callable);
     }
     const short = await device.popErrorScope();
@@ -792,45 +794,42 @@ export class Engine extends Opened {
   }
 
   /** @internal */
+  memory(size, label) {
+    const { STORAGE, COPY_SRC, COPY_DST } = GPUBufferUsage;
+    return new Memory(this.device, size, this.program.row, STORAGE | COPY_SRC | COPY_DST, label);
+  }
+
+  /** @internal Memory that the page may read. */
+  staging(size, row = this.program.row) {
+    return new Memory(this.device, size, row, GPUBufferUsage.MAP_READ | GPUBufferUsage.COPY_DST);
+  }
+
+  /** @internal */
   put(i, bytes) {
-    if (bytes.length) this.device.queue.writeBuffer(this.states[i].buffer, 0, bytes);
+    this.states[i].write(this.device.queue, bytes);
   }
 
   /** @internal */
   async download(staging) {
     try {
-      await staging.mapAsync(GPUMapMode.READ);
+      return await staging.read();
     } catch (error) {
       this.check();
       throw new WebtorchError(`Reading from the graphics device failed: ${error.message}`, { cause: error });
     }
-    const bytes = staging.getMappedRange().slice(0);
-    staging.unmap();
-    return bytes;
   }
 
   /** Return parameters and optimizer state, as they are now, as a safetensors file. */
   async state() {
     this.check();
     const { device, program } = this;
-    const { GPUBufferUsage: usage } = globalThis;
-    const total = program.states.reduce((sum, s) => sum + s.bytes, 0);
-    if (!total) return writeSafetensors({});
-    const staging = device.createBuffer({ size: total, usage: usage.MAP_READ | usage.COPY_DST });
     const encoder = device.createCommandEncoder();
-    let at = 0;
-    program.states.forEach(({ bytes }, i) => {
-      encoder.copyBufferToBuffer(this.states[i].buffer, 0, staging, at, bytes);
-      at += bytes;
-    });
+    const copies = this.states.map((memory) => memory.copy(encoder, this.staging(memory.size), memory.size));
     device.queue.submit([encoder.finish()]);
-    const all = await this.download(staging);
-    staging.destroy();
     const tensors = {};
-    at = 0;
-    for (const { name, dtype, shape, bytes } of program.states) {
-      tensors[name] = { dtype, shape, bytes: toFile(new Uint8Array(all, at, bytes), dtype, elementsOf(shape)) };
-      at += bytes;
+    for (const [i, { name, dtype, shape }] of program.states.entries()) {
+      tensors[name] = { dtype, shape, bytes: toFile(new Uint8Array(await this.download(copies[i])), dtype, elementsOf(shape)) };
+      copies[i].destroy();
     }
     return writeSafetensors(tensors);
   }
@@ -843,7 +842,7 @@ export class Engine extends Opened {
       this.device.destroy();
       return;
     }
-    for (const { buffer } of this.states) buffer.destroy();
+    for (const memory of this.states) memory.destroy();
     for (const program of Object.values(this.functions)) program.release();
   }
 }
@@ -926,12 +925,7 @@ const nextTurn = () =>
 /** Owns the engine: takes messages in order, answers each, keeps the state for when the device is lost. */
 class Host {
   constructor(port) {
-    this.port = port;
-    this.jobs = [];
-    this.running = 0;
-    this.busy = false;
-    this.calls = 0;
-    this.engine = null;
+    Object.assign(this, { port, jobs: [], running: 0, busy: false, calls: 0, engine: null });
     port.onmessage = ({ data }) => this.take(data);
   }
 
@@ -1259,7 +1253,7 @@ export class Model {
    */
   async run(name, inputs = {}, { read = true, latest = false, signal = null } = {}) {
     const aborted = () => ({ status: "aborted", error: new WebtorchError(`${name}: the call was aborted before it ran.`) });
-    if (!(name in this.functions)) return { status: "failed", error: new WebtorchError(`run: there is no function ${name}; there are ${Object.keys(this.functions).join(", ")}`) };
+    if (!(name in this.functions)) return { status: "failed", error: this.unknown("run", name) };
     if (signal?.aborted) return aborted();
     const answer = this.post({ op: "call", name, inputs, options: { read, latest } });
     const stop = () => this.port.postMessage({ op: "abort", target: answer.id });
@@ -1268,6 +1262,11 @@ export class Model {
     signal?.removeEventListener("abort", stop);
     if (status === "completed") return { status, outputs: value };
     return status === "aborted" ? aborted() : { status, error: new WebtorchError(message) };
+  }
+
+  /** @internal */
+  unknown(what, name) {
+    return new WebtorchError(`${what}: there is no function ${name}; there are ${Object.keys(this.functions).join(", ")}`);
   }
 
   /** Change a setting, such as the learning rate, for the calls that follow. With several parameter groups, "lr" changes all of them. */
@@ -1293,24 +1292,24 @@ export class Model {
 
   /** Keep the state, the settings and a note of the page's own in this browser, for `resume`. */
   save({ key, note } = {}) {
-    return this.ask({ op: "save", ...(key === undefined ? {} : { key }), ...(note === undefined ? {} : { note }) });
+    return this.ask({ op: "save", key, note });
   }
 
   /** Go on from what `save` kept. Returns {calls, note, saved}, or null when there is nothing. */
   async resume({ key } = {}) {
-    const found = await this.ask({ op: "resume", ...(key === undefined ? {} : { key }) });
+    const found = await this.ask({ op: "resume", key });
     if (found) Object.assign(this.settings, found.settings);
     return found;
   }
 
   /** Drop what `save` kept. */
   forget({ key } = {}) {
-    return this.ask({ op: "forget", ...(key === undefined ? {} : { key }) });
+    return this.ask({ op: "forget", key });
   }
 
   /** Call a function with each dispatch timed: {rows: [{kernel, grid, line, ms}], outputs, clock}. */
   async profile(name, inputs = {}) {
-    if (!(name in this.functions)) throw new WebtorchError(`profile: there is no function ${name}; there are ${Object.keys(this.functions).join(", ")}`);
+    if (!(name in this.functions)) throw this.unknown("profile", name);
     return this.ask({ op: "profile", name, inputs });
   }
 
