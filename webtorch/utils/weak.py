@@ -19,6 +19,7 @@ class WeakIdRef(ref[Any]):
     """A weak reference that is equal to another one while both are of the same living object."""
 
     __slots__ = ("_id",)
+    _id: int
 
     def __new__(cls, key: object, callback: Callable[[Any], None] | None = None) -> WeakIdRef:
         """Return a reference to `key`; `callback` is called with it when `key` is gone."""
@@ -156,7 +157,7 @@ class WeakIdKeyDictionary(MutableMapping[Any, Any]):
         new.update(self)
         return new
 
-    def __ior__(self, other: Any) -> Any:
+    def __ior__(self, other: Any) -> Any:  # type: ignore[misc]
         self.update(other)
         return self
 
