@@ -15,8 +15,10 @@ import pytest
 import torch
 from torch import nn as ref
 
+import webtorch
 from tests.nn.oracle import assert_same, load_same, to_web
 from webtorch import nn
+from webtorch.nn import functional as F
 
 
 @dataclass
@@ -484,8 +486,9 @@ def test_transformer_encoder_matches_pytorch(batch_first: bool, device: str) -> 
         enable_nested_tensor=False,
     )  # fmt: skip
     module = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(8, 2, 16, **options), 2, nn.LayerNorm(8)
-    )
+        nn.TransformerEncoderLayer(8, 2, 16, **options), 2, nn.LayerNorm(8),
+        enable_nested_tensor=False,
+    )  # fmt: skip
     assert repr(module) == repr(reference)
     load_same(module, reference, device)
     x = torch.randn(4, 4, 8)
@@ -496,6 +499,51 @@ def test_transformer_encoder_matches_pytorch(batch_first: bool, device: str) -> 
         module(to_web(x, device), to_web(mask, device), is_causal=True),
         reference(x, mask, is_causal=True),
     )
+
+
+@pytest.mark.parametrize("padding", ["at the end", "at the start"])
+@pytest.mark.parametrize("options", [{}, {"mask_check": False}, {"enable_nested_tensor": False}])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_an_encoder_that_trains_no_more_gives_zeros_at_the_padding(
+    padding: str, options: dict[str, Any], device: str
+) -> None:
+    if padding == "at the start" and options == {"mask_check": False}:
+        pytest.skip("PyTorch moves the elements there")
+    reference = ref.TransformerEncoder(
+        ref.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 2, ref.LayerNorm(8), **options
+    ).eval()
+    torch.nn.init.normal_(reference.norm.bias)
+    module = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 2, nn.LayerNorm(8), **options
+    ).eval()
+    load_same(module, reference, device)
+    x = torch.randn(2, 4, 8)
+    mask = torch.tensor([[False] * 4, [False, True, True, True]])
+    mask = mask if padding == "at the end" else mask.flip(1)
+    ours = [to_web(x, device), to_web(mask, device)]
+    assert_same(
+        module(ours[0], src_key_padding_mask=ours[1]), reference(x, src_key_padding_mask=mask)
+    )
+    with torch.no_grad(), webtorch.no_grad():
+        assert_same(
+            module(ours[0], src_key_padding_mask=ours[1]), reference(x, src_key_padding_mask=mask)
+        )
+
+
+def test_an_encoder_says_why_it_computes_with_its_padding() -> None:
+    for options in [
+        {}, {"batch_first": True, "norm_first": True}, {"batch_first": True, "bias": False},
+        {"batch_first": True, "activation": F.silu}, {"batch_first": True, "nhead": 1},
+    ]:  # fmt: skip
+        given = {"d_model": 8, "nhead": 2, "dim_feedforward": 16, **options}
+        theirs = (
+            {**given, "activation": torch.nn.functional.silu} if "activation" in given else given
+        )
+        with pytest.warns(UserWarning, match="use_nested_tensor is False") as ours:
+            nn.TransformerEncoder(nn.TransformerEncoderLayer(**given), 1)
+        with pytest.warns(UserWarning, match="use_nested_tensor is False") as reference:
+            ref.TransformerEncoder(ref.TransformerEncoderLayer(**theirs), 1)
+        assert str(ours[0].message) == str(reference[0].message)
 
 
 def test_transformer_decoder_matches_pytorch(device: str) -> None:

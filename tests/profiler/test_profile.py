@@ -93,6 +93,29 @@ def test_what_is_pending_at_the_end_is_counted() -> None:
     assert result.item() == pytest.approx(33.0, rel=1e-5)
 
 
+def test_what_is_measured_of_the_device_is_in_no_profile() -> None:
+    layer = webtorch.nn.Linear(8, 4)
+    optimizer = webtorch.optim.SGD(layer.parameters(), lr=0.1)
+    x = webtorch.rand(16, 8)
+
+    def step() -> float:
+        loss = layer(x).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    for _ in range(2):
+        step()
+    with webtorch.profile() as prof:
+        for _ in range(4):
+            step()
+    assert "of peak" in str(prof)
+    with webtorch.profile() as prof:
+        x.sin().tolist()
+    assert [e.kind for e in prof.events] == ["map"]
+
+
 def test_a_device_without_timestamps_is_timed_by_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.conftest import need_device
 

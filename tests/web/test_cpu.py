@@ -250,7 +250,9 @@ TRAIN = """async (batch) => {
   const timed = await m.profile("train", batch);
   await m.loadState(await m.state());
   const wrong = await m.run("train", { x: batch.x });
-  return { losses, kernels: timed.rows.length, state: Array.from(await m.state()), wrong: wrong.error.message };
+  const lines = new Set(timed.rows.map((row) => row.line.split(":")[0]));
+  const state = Array.from(await m.state());
+  return { losses, kernels: timed.rows.length, lines: [...lines], state, wrong: wrong.error.message };
 }"""
 
 
@@ -278,13 +280,14 @@ def test_training_steps_settings_and_state(tmp_path: Any, page: Page, serve: Any
     page.page.click("#profile")
     page.until("document.querySelector('#program tr:last-child td:last-child').textContent")
     listed = page.page.locator("#program tr").count()
+    assert page.page.locator("#program td:nth-child(3)", has_text="test_cpu.py:").count() > 10
     losses = []
     for i in range(7):
         if i == 3:
             optimizer.param_groups[0]["lr"] = 0.02
         losses.append(train(x, y)["loss"].item())
     assert found["losses"] == pytest.approx(losses[:6], rel=1e-4)
-    assert listed == found["kernels"] > 10
+    assert listed == found["kernels"] > 10 and "test_cpu.py" in found["lines"]
     state = loads(bytes(found["state"]))
     weight = memoryview(state["model.4.weight"].data).cast("f").tolist()
     assert weight == pytest.approx(model[4].weight.flatten().tolist(), rel=1e-3, abs=1e-4)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
+from webtorch.ir.lines import user_depth
 from webtorch.nn import functional as F
 from webtorch.nn import init
+from webtorch.nn.activation import GELU, ReLU
 from webtorch.nn.attention import MultiheadAttention
 from webtorch.nn.container import ModuleList
 from webtorch.nn.dropout import Dropout
@@ -17,8 +20,10 @@ from webtorch.nn.functional.attention import canonical_mask
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.norm import LayerNorm
+from webtorch.tensors import autocast
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.host import reads
+from webtorch.tensors.modes import mode
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -73,6 +78,33 @@ def _both_masks(
     other = None if mask is None else mask.dtype
     padding = canonical_mask(padding, names[1], other, names[0], dtype)
     return canonical_mask(mask, names[0], None, "", dtype, False), padding
+
+
+def _why_not_nested(layer: Module) -> str:
+    """Return why PyTorch would compute with the padding of a text, in its words; empty if it would not."""
+    if not isinstance(layer, TransformerEncoderLayer):
+        return "encoder_layer was not TransformerEncoderLayer"
+    attention = layer.self_attn
+    known = layer.activation in (F.relu, F.gelu) or isinstance(layer.activation, ReLU | GELU)
+    reasons = [
+        (layer.norm_first, ".norm_first was True"),
+        (
+            not attention.batch_first,
+            ".self_attn.batch_first was not True(use batch_first for better inference performance)",
+        ),
+        (not attention._qkv_same_embed_dim, ".self_attn._qkv_same_embed_dim was not True"),
+        (attention.in_proj_bias is None, ".self_attn was passed bias=False"),
+        (not known, ".activation_relu_or_gelu was not True"),
+        (layer.norm1.eps != layer.norm2.eps, ".norm1.eps was not equal to encoder_layer.norm2.eps"),
+        (attention.num_heads % 2 == 1, ".self_attn.num_heads is odd"),
+    ]
+    return next(("encoder_layer" + words for holds, words in reasons if holds), "")
+
+
+def _padding(mask: Tensor, check: bool) -> Tensor:
+    """Return (N, S) where an additive mask has padding; nowhere where `check` finds some before the end of a text."""
+    padding = mask != 0
+    return padding & ~(padding[:, :-1] & ~padding[:, 1:]).any() if check else padding
 
 
 class TransformerEncoderLayer(Module):
@@ -148,7 +180,8 @@ class TransformerEncoderLayer(Module):
 class TransformerEncoder(Module):
     """A stack of copies of one encoder layer, and a final norm if given.
 
-    `enable_nested_tensor` and `mask_check` are PyTorch's; they change nothing here.
+    Where PyTorch would compute without padding (`enable_nested_tensor`: without gradients, in eval mode, padding at the
+    end of each text unless `mask_check` is False), what it gives at the padding is 0 here, too, before the final norm.
     """
 
     def __init__(
@@ -165,7 +198,14 @@ class TransformerEncoder(Module):
         self.num_layers = num_layers
         self.norm = norm
         self.enable_nested_tensor = enable_nested_tensor
+        reason = _why_not_nested(encoder_layer)
+        self.use_nested_tensor = enable_nested_tensor and not reason
         self.mask_check = mask_check
+        if enable_nested_tensor and reason:
+            warnings.warn(
+                f"enable_nested_tensor is True, but self.use_nested_tensor is False because {reason}",
+                stacklevel=user_depth(),
+            )
 
     def forward(
         self,
@@ -189,7 +229,23 @@ class TransformerEncoder(Module):
                 is_causal=is_causal,
                 src_key_padding_mask=src_key_padding_mask,
             )
+        if mask is None and src_key_padding_mask is not None and self._skips_padding(src):
+            out = out.masked_fill(
+                _padding(src_key_padding_mask, self.mask_check).unsqueeze(-1), 0.0
+            )
         return out if self.norm is None else self.norm(out)
+
+    def _skips_padding(self, src: Tensor) -> bool:
+        """Return whether PyTorch computes this call without its padding."""
+        first = self.layers[0]
+        return (
+            self.use_nested_tensor
+            and src.dim() == 3
+            and not first.training
+            and not mode.exporting
+            and not autocast.state.enabled
+            and not (mode.grad and any(x.requires_grad for x in (src, *first.parameters())))
+        )
 
 
 class TransformerDecoderLayer(Module):

@@ -142,12 +142,12 @@ export async function openEngine(tools, program, weights, files) {
 
     async profile(name, description, inputs = {}) {
       this.prepare(name, description, inputs);
-      const { calls, names } = description.cpu;
+      const { calls, names, lines } = description.cpu;
       const rows = [];
       for (let i = 0; i < calls.length; i += 4) {
         const started = performance.now();
         this.step(calls, i);
-        rows.push({ kernel: names[i / 4], grid: calls[i] === COPY ? [] : [calls[i + 1]], line: "", ms: performance.now() - started });
+        rows.push({ kernel: names[i / 4], grid: calls[i] === COPY ? [] : [calls[i + 1]], line: lines[i / 4], ms: performance.now() - started });
       }
       return { rows, outputs: this.finish(description, true), clock: "page" };
     }

@@ -345,6 +345,7 @@ class FunctionExport:
         for source, to, nbytes in (*aside, *moves):
             function.calls += [writer.COPY, to, source, nbytes]
             function.names.append("copy")
+            function.lines.append("")
         returns = []
         for _, leaf in named_leaves(captured.result):
             if not isinstance(leaf, Returned):
@@ -361,6 +362,7 @@ class FunctionExport:
             "calls": function.calls,
             "patches": function.patches,
             "names": function.names,
+            "lines": [short_line(line) for line in function.lines],
             "status": function.status,
             # Kernels of its own number them.
             "sites": _sites(program),

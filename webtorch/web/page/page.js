@@ -165,7 +165,7 @@ function addSettings() {
 
 function describe() {
   const shown = (s) => (s.copy ? ["copy", `${s.copy[2]} bytes`, "", ""] : [model.program.kernels[s.kernel].name, s.grid.join(" × "), s.line ?? "", ""]);
-  const onCpu = ({ calls, names }) => names.map((name, i) => [name, calls[4 * i] < 0 ? `${calls[4 * i + 3]} bytes` : String(calls[4 * i + 1]), "", ""]);
+  const onCpu = ({ calls, names, lines }) => names.map((name, i) => [name, calls[4 * i] < 0 ? `${calls[4 * i + 3]} bytes` : String(calls[4 * i + 1]), lines[i], ""]);
   const parts = ({ steps, cpu }) => (model.device === "cpu" ? onCpu(cpu) : steps.map(shown));
   const rows = Object.entries(model.functions).flatMap(([name, description]) =>
     parts(description).map((cells, i) => {

@@ -232,7 +232,8 @@ class Function:
     """One function: what JavaScript replays.
 
     `calls` are (function, units, units of one part, address of the block) or (COPY, target, source, bytes),
-    flat; `patches` (address, program argument, whether it is a float), flat. `places` are the addresses of
+    flat; `patches` (address, program argument, whether it is a float), flat; `names` and `lines`, the user's, are
+    those of the calls. `places` are the addresses of
     the program's inputs, `results` those of its outputs, `status` that of the status words or 0.
     """
 
@@ -241,6 +242,7 @@ class Function:
     calls: list[int] = field(default_factory=list)
     patches: list[int] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     status: int = 0
 
 
@@ -260,7 +262,7 @@ class _LayOut(Target):
         self.own: list[int] = []
         self.addresses: list[int] = []
         self.out = Function([], [])
-        self.name = ""
+        self.name = self.line = ""
 
     def layout(self) -> Function:
         """Give all buffers their places, and write the steps."""
@@ -329,6 +331,7 @@ class _LayOut(Target):
         address = self.page.block(block) if given else self.page.table(block)
         self.out.calls += [number, units, -(-units // parts), address]
         self.out.names.append(self.name)
+        self.out.lines.append(self.line)
         for i, dtype, argument in given:
             self.out.patches += [address + start + 8 * i, argument, int(dtype.kind == "float")]
 
@@ -337,6 +340,7 @@ class _LayOut(Target):
         if source != target and nbytes:
             self.out.calls += [COPY, target, source, nbytes]
             self.out.names.append("copy")
+            self.out.lines.append("")
 
     def step(self, step: Dispatch | Copy) -> None:
         """Add a step of the program."""
@@ -346,7 +350,7 @@ class _LayOut(Target):
             self.copy(self.addresses[step.source], self.addresses[step.target], nbytes)
             return
         routine = self.program.routines[step.routine]
-        self.name = routine.name
+        self.name, self.line = routine.name, step.line
         self.routine(routine, [self.addresses[b] for b in step.buffers], step.args)
 
     def routine(self, routine: Routine, at: Sequence[int], args: Sequence[int]) -> None:
