@@ -1,9 +1,11 @@
 """A language model of packed weights: what a token and a prompt take, and the share of the card that they use.
 
-python -m benchmarks.gpu.llm [--shape 8b|0.5b|tiny] [--dtype float16|float32] [--prompt 2048] [--tokens 64]
+python -m benchmarks.gpu.llm [--shape 8b|0.5b|tiny] [--dtype float16|float32] [--prompt 2048] [--tokens 64] [--layers N]
+    [--kernels]
 
 The weights are random, packed as Q4_K_M packs them. A token reads all of them once: its bytes a second are set against
-what a copy of a large tensor moves. A prompt is set against float16 products of the same sizes.
+what a copy of a large tensor moves. A prompt is set against float16 products of the same sizes. With --kernels each
+dispatch of a token's step is timed alone, and with --layers there are as many layers.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
+from typing import Any
 
 import numpy as np
 
 import webtorch
-from benchmarks.gpu.device import device_seconds
+from benchmarks.gpu.device import device_seconds, timeline
 from benchmarks.llm.random_models import SHAPES, build
 from webtorch.llm.batch import Batch
 from webtorch.llm.model import Model
@@ -49,6 +52,20 @@ def products(model: Model, count: int) -> float:
     return total * len(model.layers)
 
 
+def kernels(batch: Batch) -> None:
+    """Print what the step of a token takes on the device, whole, and dispatch by dispatch."""
+    made: Any = batch._made
+    for (rows, *_), step in made.items():
+        executable = step.latest().executable
+        if rows == 1 and executable is not None:
+            shares = timeline(executable)
+            total = sum(s.seconds for s in shares)
+            whole = device_seconds(executable)
+            print(f"{len(shares)} dispatches, {whole * 1e6:.0f} us, apart {total * 1e6:.0f} us")
+            for s in shares:
+                print(f"{s.step:4} {s.seconds * 1e6:8.2f} us {s.grid!s:18} {s.name}")
+
+
 def main() -> None:
     """Print a line for a token, one for a prompt."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -56,12 +73,14 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float16", "float32"), default="float16")
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=0)
+    parser.add_argument("--kernels", action="store_true")
     options = parser.parse_args()
     webtorch.set_default_device("webgpu")
     moved = bandwidth()
     print(f"a copy of 1 GiB moves {moved / 1e9:.0f} GB/s")
     started = time.perf_counter()
-    model, nbytes = build(options.shape, getattr(webtorch, options.dtype))
+    model, nbytes = build(options.shape, getattr(webtorch, options.dtype), options.layers)
     made = time.perf_counter() - started
     print(
         f"{options.shape}, {options.dtype}: {nbytes / 1e9:.2f} GB of weights, made in {made:.0f} s"
@@ -93,6 +112,8 @@ def main() -> None:
         f"{nbytes / mean / 1e9:.0f} GB/s of weights, {nbytes / mean / moved:.2f} of a copy; "
         f"thread {thread * 1e3:.2f} ms"
     )
+    if options.kernels:
+        kernels(batch)
 
 
 if __name__ == "__main__":

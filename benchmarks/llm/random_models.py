@@ -44,9 +44,10 @@ class RandomWeights:
         return packed
 
 
-def build(shape: str, dtype: webtorch.dtype) -> tuple[Model, int]:
-    """Return a model, and the bytes of weights that a token reads."""
-    layers, width, inner, heads, keys, vocabulary = SHAPES[shape]
+def build(shape: str, dtype: webtorch.dtype, layers: int = 0) -> tuple[Model, int]:
+    """Return a model, and the bytes of weights that a token reads; with `layers`, of as many of them."""
+    every, width, inner, heads, keys, vocabulary = SHAPES[shape]
+    layers = layers or every
     config = Config(
         "llama", vocabulary, width, inner, layers, heads, keys, width // heads, 8192,
         rope=Rope(dim=width // heads, theta=500000.0), tie_word_embeddings=shape == "0.5b",

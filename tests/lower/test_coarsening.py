@@ -61,6 +61,16 @@ def test_rows_share_the_vector_and_vectors_the_rows(
     assert coarsened(kernel, CARD, varying=True) is kernel
 
 
+def test_kernels_of_several_sums_take_fewer_rows_together() -> None:
+    kernel = product(1, 4096, 256)
+    twice = replace(
+        kernel,
+        reduces=(*kernel.reduces, replace(kernel.reduces[0], value=-kernel.reduces[0].value)),
+    )
+    assert coarsened(kernel, CARD).outer == (1, 1024)
+    assert coarsened(twice, CARD).outer == (1, 2048)
+
+
 @pytest.mark.parametrize(("vectors", "rows", "out"), [(1, 1024, float32), (3, 1024, float16)])
 def test_results_are_those_of_single_rows(vectors: int, rows: int, out: DType) -> None:
     device = open_device()
@@ -117,3 +127,26 @@ def test_threads_share_what_is_computed_of_a_row(vectors: int, together: int) ->
     kernel = replace(kernel, reduces=(replace(reduce, value=x * w),))
     found = coarsened(kernel, THREADS)
     assert found.outer == (vectors // together, 64) and len(found.reduces) == together
+
+
+def test_neighbours_that_one_point_reads_are_components_of_a_vector() -> None:
+    """From places that are multiples of four: elsewhere each is read alone."""
+    device = open_device()
+    o, k = ex.index(0, 8), ex.index(1, 64)
+
+    def kernel(step: int) -> Kernel:
+        at = (o * 64 + k) * step
+        a, b, c = (ex.load(0, float32, at + n) for n in (1, 3, 5))
+        slots = (BufferSlot(float32, "read", 512 * 8), BufferSlot(float32, "write", 8))
+        sums = (Reduce("sum", a * b - c, float32),)
+        return Kernel("sums", (8,), (64,), slots, (), sums, (Store(1, o, ex.reduced(0, float32)),))
+
+    (alone,) = render(kernel(7), card(), device.engine)
+    assert "vec4<f32>" not in alone.source
+    (together,) = render(kernel(8), card(), device.engine)
+    assert "b0: array<vec4<f32>>" in together.source and together.source.count("b0[") == 2
+    x = np.random.default_rng(0).standard_normal(512 * 8).astype(np.float32)
+    found = device.run(kernel(8), [x, None], limits=card())[1]
+    each = x.reshape(8, 64, 8)
+    wanted = (each[..., 1] * each[..., 3] - each[..., 5]).sum(1)
+    np.testing.assert_allclose(found, wanted, atol=1e-4)

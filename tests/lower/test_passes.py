@@ -20,6 +20,7 @@ from webtorch.lower.passes import (
     pass_offsets,
     run_passes,
     split_reductions,
+    sum_few_rows,
 )
 
 Make = Callable[[Builder], Graph]
@@ -235,16 +236,49 @@ def test_copies_that_matter_stay(make: Make) -> None:
 # ---- split_reductions
 
 
+def test_the_same_in_memory_that_held_nothing_is_one() -> None:
+    def written(b: Builder, *names: str) -> Graph:
+        x = b.buffer(4)
+        nodes = [b.update(b.add("empty", (), (), (5,)), b.map(name, x), 0) for name in names]
+        return b.graph(b.map("add", *nodes))
+
+    assert after(merge_equal_nodes, lambda b: written(b, "sin", "sin")).count("update float32") == 1
+    assert after(merge_equal_nodes, lambda b: written(b, "sin", "cos")) == ""
+
+
+def _product(batch: int, m: int) -> Make:
+    def make(b: Builder) -> Graph:
+        x, y = b.buffer(batch, m, 64), b.buffer(batch, 64, 128)
+        return b.graph(b.add("matmul", (x, y), (), (batch, m, 128)))
+
+    return make
+
+
+def test_products_of_few_rows_are_sums() -> None:
+    assert after(sum_few_rows, _product(2, 4)) == (
+        "%0 = buffer float32[2, 4, 64]\n"
+        "%1 = buffer float32[2, 64, 128]\n"
+        "%2 = view float32[2, 4, 128, 64]  %0  (256, 64, 0, 1) 0\n"
+        "%3 = view float32[2, 4, 128, 64]  %1  (8192, 0, 1, 128) 0\n"
+        "%4 = map float32[2, 4, 128, 64]  %2 %3  mul tt float32\n"
+        "%5 = reduce float32[2, 4, 128, 1]  %4  sum (3,)\n"
+        "%6 = view float32[2, 4, 128]  %5  (512, 128, 1) 0\n"
+        "return %6"
+    )
+    for make, limits in ((_product(2, 4), CPU), (_product(2, 9), GPU), (_product(1, 4), GPU)):
+        assert after(sum_few_rows, make, limits) == ""
+
+
 def _summed(*shape: int, dims: tuple[int, ...], op: str = "sum") -> Make:
     return lambda b: b.graph(b.reduce(op, b.buffer(*shape), *dims))
 
 
 def test_a_long_row_is_reduced_in_parts() -> None:
-    """Two rows of 8,192: a GPU wants 512 parts, and each has at least 2,048 elements."""
-    assert after(split_reductions, _summed(2, 8192, dims=(1,))) == (
-        "%0 = buffer float32[2, 8192]\n"
-        "%1 = view float32[2, 4, 2048]  %0  (8192, 2048, 1) 0\n"
-        "%2 = reduce float32[2, 4, 1]  %1  sum (2,)\n"
+    """Two rows of 32,768: a GPU wants 512 parts, and each has at least 2,048 elements."""
+    assert after(split_reductions, _summed(2, 32768, dims=(1,))) == (
+        "%0 = buffer float32[2, 32768]\n"
+        "%1 = view float32[2, 16, 2048]  %0  (32768, 2048, 1) 0\n"
+        "%2 = reduce float32[2, 16, 1]  %1  sum (2,)\n"
         "%3 = reduce float32[2, 1, 1]  %2  sum (1,)\n"
         "%4 = view float32[2, 1]  %3  (1, 1) 0\n"
         "return %4"
@@ -270,10 +304,10 @@ def test_columns_of_2048_are_the_shortest_that_are_split() -> None:
 
 
 def test_dims_behind_the_one_that_is_split_move_up() -> None:
-    assert after(split_reductions, _summed(4096, 3, 2, dims=(0, 2))) == (
-        "%0 = buffer float32[4096, 3, 2]\n"
-        "%1 = view float32[4, 1024, 3, 2]  %0  (6144, 6, 2, 1) 0\n"
-        "%2 = reduce float32[4, 1, 3, 1]  %1  sum (1, 3)\n"
+    assert after(split_reductions, _summed(32768, 3, 2, dims=(0, 2))) == (
+        "%0 = buffer float32[32768, 3, 2]\n"
+        "%1 = view float32[32, 1024, 3, 2]  %0  (6144, 6, 2, 1) 0\n"
+        "%2 = reduce float32[32, 1, 3, 1]  %1  sum (1, 3)\n"
         "%3 = reduce float32[1, 1, 3, 1]  %2  sum (0,)\n"
         "%4 = view float32[1, 3, 1]  %3  (3, 1, 1) 0\n"
         "return %4"
@@ -294,17 +328,16 @@ def test_threads_of_a_processor_want_fewer_parts() -> None:
 @pytest.mark.parametrize(
     ("make", "limits"),
     [
-        # Just too short.
-        (_summed(2, 4095, dims=(1,)), GPU),
-        (_summed(2, 2047, dims=(1,)), GPU),
+        # A workgroup's.
+        (_summed(2, 16384, dims=(1,)), GPU),
         # Enough rows for every workgroup.
-        (_summed(512, 8192, dims=(1,)), GPU),
+        (_summed(512, 32768, dims=(1,)), GPU),
         # No number of parts divides a prime.
-        (_summed(2, 8191, dims=(1,)), GPU),
+        (_summed(2, 32749, dims=(1,)), GPU),
         # The first of equal elements could not be told.
-        (_summed(2, 8192, dims=(1,), op="argmax"), GPU),
+        (_summed(2, 32768, dims=(1,), op="argmax"), GPU),
         # A number of parts that divides one size does not divide another.
-        (_summed(2, 8192, dims=(1,)), replace(GPU, varying=True)),
+        (_summed(2, 32768, dims=(1,)), replace(GPU, varying=True)),
         # Enough rows for every thread.
         (_summed(8, 32768, dims=(1,)), CPU),
     ],
@@ -383,6 +416,6 @@ def test_passes_run_in_order_and_tell_what_they_did() -> None:
     )
     assert [t.name for t in told] == [p.__name__ for p in PASSES]
     assert str(told[1]) == "pass drop_copies: 6 nodes -> 6, nothing changed"
-    assert str(told[2]).startswith("pass merge_equal_nodes: 6 nodes -> 3\nbefore\n%0 = buffer")
+    assert str(told[3]).startswith("pass merge_equal_nodes: 6 nodes -> 3\nbefore\n%0 = buffer")
     assert told[2].before == told[1].after
     assert told[-1].after == found

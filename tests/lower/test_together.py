@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 import webtorch
+from tests.lower.graphs import program_of
 from webtorch import nn, optim
 from webtorch.ir.kernel import Kernel, Several
 from webtorch.ir.program import Program
 from webtorch.nn import functional as F
+from webtorch.quantization import FORMATS, PackedTensor
 from webtorch.tensors.device import resolve
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
@@ -138,3 +140,51 @@ def test_sums_along_columns_share_what_they_read(device: str) -> None:
         np.testing.assert_allclose(second.cpu().numpy(), (x * x).sum(1), rtol=1e-5)
     finally:
         backend.limits = before
+
+
+def packed(rows: int, columns: int, form: str = "Q4_K") -> PackedTensor:
+    """Return a matrix of zeros."""
+    count = rows * FORMATS[form].row_bytes(columns)
+    return PackedTensor.from_bytes(bytes(count), form, (rows, columns)).to("meta")
+
+
+def test_a_row_is_laid_out_once_and_multiplied_by_several_matrices_at_once() -> None:
+    """Sums of as many rows are one kernel, with what follows them; others stand beside each other."""
+    q, k, v, gate, up = (packed(n, 512) for n in (512, 256, 256, 1024, 1024))
+
+    def layer(x: webtorch.Tensor) -> tuple[webtorch.Tensor, ...]:
+        x = x.sin()
+        return (*(x @ w.T for w in (q, k, v)), F.silu(x @ gate.T) * (x @ up.T))
+
+    x = webtorch.zeros(1, 512, device="meta")
+    row, several = program_of(layer, x, has_several=True, max_buffers_per_kernel=12).routines
+    assert isinstance(row, Kernel) and len(row.stores) == 1 and not row.reduces
+    assert isinstance(several, Several)
+    assert [(p.outer_count, len(p.reduces), len(p.stores)) for p in several.parts] == [
+        (512, 1, 1), (256, 2, 2), (1024, 2, 1),
+    ]  # fmt: skip
+    # Where fewer buffers are bound, they are two dispatches.
+    assert len(program_of(layer, x, has_several=True, max_buffers_per_kernel=8).steps) == 3
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_sums_beside_each_other_are_those_of_each(
+    rows: int, device: str, merging: Callable[..., None]
+) -> None:
+    rng = np.random.default_rng(0)
+    x = webtorch.tensor(rng.standard_normal((rows, 96)), dtype=webtorch.float32).to(device)
+    weights = [
+        webtorch.tensor(rng.standard_normal((n, 96)), dtype=webtorch.float32).to(device)
+        for n in (48, 80)
+    ]
+
+    def sums(x: webtorch.Tensor) -> list[webtorch.Tensor]:
+        return [(x.unsqueeze(1) * w).sum(-1) for w in weights]
+
+    merging(True, has_joint_products=True)
+    compiled = webtorch.compile(sums)
+    found = compiled(x)
+    for y, w in zip(found, weights, strict=True):
+        np.testing.assert_allclose(y.cpu(), x.cpu().numpy() @ w.cpu().numpy().T, atol=1e-4)
+    routines = compiled.latest().executable.program.routines
+    assert [type(r) for r in routines] == [Several]

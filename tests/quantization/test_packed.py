@@ -15,7 +15,10 @@ from gguf import quants
 
 import webtorch
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import float32, int32
 from webtorch.nn import functional as F
+from webtorch.ops.blocks import multiplying
 from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, PackedTensor, quantize
 from webtorch.quantization.packing import PACKING
 
@@ -173,6 +176,18 @@ def test_products_of_few_rows_are_those_of_what_is_unpacked(name: str, device: s
         bound = np.abs(rows) @ np.abs(exact.T)
         assert out.shape == (*rows.shape[:-1], 5)
         assert (np.abs(out - rows @ exact.T) <= 1e-6 * bound).all()
+
+
+def test_what_a_block_shares_is_multiplied_once_and_bits_are_cut_out_of_words() -> None:
+    """32 digits of four words: a product each, and a few for two scales and two minima."""
+    reading = multiplying("Q4_K", True, 512)
+    assert reading is not None and len(reading.lanes) == 32
+    count = 1 + len(reading.windows) + len(reading.loops) + len(reading.lanes)
+    nodes = list(ex.walk(reading.op.build(tuple(ex.input_(i, int32) for i in range(count)))))
+    products = [n for n in nodes if n.op == "mul" and n.dtype is float32]
+    assert 32 < len(products) <= 32 + 12
+    masks = [n for n in nodes if n.op == "and" and n.args[1].value == 0x0F0F0F0F]
+    assert len(masks) == 8
 
 
 @pytest.mark.parametrize("name", SOME)

@@ -16,12 +16,10 @@ from webtorch.ops.blocks import FORMATS, WORD, Reading, multiplying, unpacking
 from webtorch.ops.primitive import (
     as_view,
     cast_to,
-    empty,
     formula,
     iota,
     reduce_dims,
     seen_as,
-    write,
 )
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import LOWER, composite
@@ -30,6 +28,8 @@ from webtorch.tensors.tensor import Tensor
 # Rows of input up to which every output is a sum of its own, and rows share what is unpacked (lower/coarsening): for
 # more, unpacking once and a matrix product is less work.
 _FEW_ROWS = 8
+# Elements of a row that lie together in every order: words hold parts of four neighbours, or of four at a time.
+_TOGETHER = 4
 
 
 def _in_words(data: Tensor) -> bool:
@@ -104,23 +104,34 @@ def _in_lanes(bits: Tensor, reading: Reading, shape: tuple[int, ...]) -> tuple[T
     """Return the lanes of rows that are put in another order first: neighbouring threads then read neighbouring
     elements.
     """
-    count, groups = shape[0], shape[2]
-    sizes = tuple([size for size, _ in reading.shared])
-    along = reading.lanes[0][1]
-    turned = as_view(
-        bits,
-        (count, *sizes, groups, *reading.loops),
-        (groups * reading.span, *[stride for _, stride in reading.shared], reading.span, *along),
-        bits._offset,
-    )
-    # What is written to a part of memory lies there, whatever reads it.
-    kept = empty((turned.numel() + 1,), int32, bits.device)
-    total = turned.numel()
-    write(as_view(kept, turned._shape, contiguous_strides(turned._shape), 0), turned)
-    each = math.prod(reading.loops)
-    steps = (total // count, 0, each, *contiguous_strides(reading.loops))
-    lanes = range(len(reading.lanes))
-    return tuple([_window(kept, shape, steps, i * groups * each) for i in lanes])
+    count, columns = bits._shape
+    groups, loops = shape[2], reading.loops
+    each = groups * math.prod(loops)
+    sizes = [size for size, _ in reading.shared]
+    # Each axis with its stride in a row, and its stride where the row is laid out: four neighbours are one load.
+    axes = [
+        (groups, reading.span, each // groups * _TOGETHER),
+        *zip(loops, reading.lanes[0][1], [s * _TOGETHER for s in contiguous_strides(loops)]),
+        (_TOGETHER, 1, 1),
+    ]
+    sizes[-1] //= _TOGETHER
+    steps = [s * each * _TOGETHER for s in contiguous_strides(tuple(sizes))]
+    ways = [stride for _, stride in reading.shared]
+    ways[-1] *= _TOGETHER
+    axes += zip(sizes, ways, steps, strict=True)
+    axes.sort(key=lambda axis: -axis[1])
+    window = (count, *[size for size, *_ in axes])
+    strides = (columns, *[there for *_, there in axes])
+    # What is written to a part of memory lies there, whatever reads it. It is written in the order of the row, so by
+    # what computes the row; products of one row share it.
+    whole = (count * columns + _TOGETHER,)
+    base = Node("empty", (), (), (), whole, int32)
+    row = bits._node()
+    node = Node("update", (base, row), (window, strides, 0), (), whole, int32, row.line)
+    kept = Tensor._from_node(node, bits._storage.runtime)
+    along = (columns, 0, *[s * _TOGETHER for s in contiguous_strides((groups, *loops))])
+    lanes = [divmod(i, _TOGETHER) for i in range(len(reading.lanes))]
+    return tuple([_window(kept, shape, along, i * each * _TOGETHER + j) for i, j in lanes])
 
 
 def _weight(data: Tensor, form: str, shape: tuple[int, int], dtype: DType) -> Tensor:

@@ -159,8 +159,8 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Kernels without reductions that need nothing of each other, run as one: the updates of many
-    parameters. Their buffers and arguments are numbered in common.
+    """Kernels that need nothing of each other, run as one: the updates of many parameters, or sums of one vector. Their
+    buffers and arguments are numbered in common.
     """
 
     name: str

@@ -372,14 +372,17 @@ class Batch:
         else:
             result, kind = self._begun(runs)
             self._fresh = True
+        read = [t.tolist for t in result[:-1]]
         # On the CPU a step that is begun before would only come late; a constraint must know the token.
         if self.device.type != "cpu" and self._fresh and not kind.masked and self._goes_on(runs):
             longest = max(len(t.tokens) for t in live) + 2
             program = self._program(rows, self._length(longest), kind)
             live_rows = self._live(runs)
+            # Before the next step is given to the device, which else would be waited for too.
+            read = [t._coming() for t in result[:-1]]
             ahead = program(result[0], result[-1], live_rows, self._all[:rows])
             self._ahead = ahead, kind, runs
-        said = [t.tolist() for t in result[:-1]]
+        said = [values() for values in read]
         for row, (text, run) in enumerate(zip(self.texts, runs, strict=False)):
             if run is not None:
                 self._take(text, run, said, row)

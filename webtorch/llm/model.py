@@ -25,14 +25,15 @@ Angles = tuple[Tensor, Tensor]
 
 
 def rotate(x: Tensor, angles: Angles) -> Tensor:
-    """Turn pairs of channels (i, i + n / 2) of the first n of x (N, heads, T, C); angles: (N, 1, T, n / 2)."""
+    """Turn pairs of channels (i, i + n / 2) of the first n of x (N, heads, T, C).
+
+    angles: cosines (N, 1, T, 1, n / 2), and sines (N, 1, T, 2, n / 2), of which the first are negative.
+    """
     cos, sin = angles
-    half = cos.shape[-1]
-    a, b = x[..., :half], x[..., half : 2 * half]
-    parts = [a * cos - b * sin, b * cos + a * sin]
-    if 2 * half < x.shape[-1]:
-        parts.append(x[..., 2 * half :])
-    return webtorch.cat(parts, -1)
+    size = 2 * cos.shape[-1]
+    pairs = x[..., :size].unflatten(-1, (2, -1))
+    out = (pairs * cos + pairs.flip(-2) * sin).flatten(-2)
+    return out if size == x.shape[-1] else webtorch.cat([out, x[..., size:]], -1)
 
 
 def attend(
@@ -398,10 +399,13 @@ class Model(Module):
         return out
 
     def _angles(self, rope: Rope, places: Tensor, context: int, dtype: DType) -> Angles:
-        """Return cosines and sines of the angles at places (N, T): (N, 1, T, dim / 2)."""
+        """Return cosines and sines of the angles at places (N, T), as `rotate` takes them."""
         rates, scale = rope.frequencies(context)
-        turned = places[:, None, :, None].float() * webtorch.tensor(rates, device=places.device)
-        return (turned.cos() * scale).to(dtype), (turned.sin() * scale).to(dtype)
+        turned = places[:, None, :, None, None].float() * webtorch.tensor(
+            rates, device=places.device
+        )
+        cos, sin = (turned.cos() * scale).to(dtype), (turned.sin() * scale).to(dtype)
+        return cos, webtorch.cat([-sin, sin], -2)
 
     def _masks(self, places: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """Return who sees whom, (T, T): without and with a window. None: all that came before."""

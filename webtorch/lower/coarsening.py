@@ -41,6 +41,10 @@ def coarsened(kernel: Kernel, sharing: Sharing, varying: bool = False) -> Kernel
     """Return a kernel that computes several outer points at each of its own, or the kernel itself."""
     if varying or not kernel.reduces or not _is_plain(kernel):
         return kernel
+    # Kernels of several sums hold as many for each row.
+    each = len(kernel.reduces)
+    most, most_of_all = sharing.most // each, sharing.most_of_all // each
+    sharing = replace(sharing, most=most, most_of_all=most_of_all)
     rows = 1
     while rows < sharing.most_of_all:
         found = max(_choices(kernel, rows, sharing), default=(0.0, 0, 0))

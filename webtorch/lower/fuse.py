@@ -46,6 +46,7 @@ from webtorch.lower.fusion_rules import (
     operand_reason,
     operation,
     own_loops,
+    row_loops,
     shared_positions,
 )
 
@@ -341,9 +342,24 @@ class Fuser(Facts):
             for g in self.groups[-8:]
             if g.body is not None
             and g.kind != "product"
-            and any(self.nodes[r].elements * 4 >= work and work > 1 for r in g.reads & reads)
+            and (
+                any(self.nodes[r].elements * 4 >= work and work > 1 for r in g.reads & reads)
+                or self._is_beside(g, new)
+            )
         }
         return [self.groups[n] for n in sorted(direct | shared, reverse=True)]
+
+    def _is_beside(self, group: Group, new: Newcomer) -> bool:
+        """Whether a reduction walks the same rows as a group of them, and reads more than a number that it reads: a
+        vector that two matrices are multiplied by. One dispatch then does for both, and for what follows them.
+        """
+        return (
+            self.limits.has_joint_products
+            and new.loops is not None
+            and group.kind == "row"
+            and row_loops(self, new, group) is None
+            and any(self.nodes[r].elements > 1 for r in group.reads & new.reads)
+        )
 
     def _join(self, group: Group, new: Newcomer) -> tuple[str, str] | None:
         """Compute a node in a group; or return the rule that says no, and its reason."""

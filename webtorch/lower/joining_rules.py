@@ -22,6 +22,8 @@ from webtorch.ir.program import Dispatch
 _MAX_POINTS = 1 << 20
 # And together they delay the release of at most these bytes.
 _MAX_BYTES = 32 << 20
+# Steps that sums may pass.
+_FAR = 24
 
 
 class Remark(NamedTuple):
@@ -79,6 +81,8 @@ ALONE: tuple[Callable[[Kernel], str | None], ...] = (
     row_stores,
     stages,
 )
+# What is asked of sums that stand beside others, each with rows of its own.
+ROWS: tuple[Callable[[Kernel], str | None], ...] = (accumulated, row_stores, stages)
 
 
 # ---- small updates: may a kernel join others
@@ -97,6 +101,8 @@ class Update:
     touched: set[int]
     written: set[int]
     nbytes: int
+    # Of sums, the vector that each row reads.
+    vector: int | None = None
 
 
 @dataclass(slots=True)
@@ -104,12 +110,16 @@ class Updates:
     """Kernels that will be one dispatch: their steps, and the buffers that they read and write."""
 
     loops: Loops
+    vector: int | None = None
     steps: list[int] = field(default_factory=list)
     buffers: dict[int, None] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     nbytes: int = 0
     # Why nothing joins them any more: a rule and its reason.
     closed: tuple[str, str] | None = None
+    # What sums would pass that move up to the first of these: the buffers that steps in between touch, and write.
+    passed: set[int] = field(default_factory=set)
+    passed_written: set[int] = field(default_factory=set)
 
     def add(self, one: Update) -> None:
         """Take a kernel in."""
@@ -124,6 +134,26 @@ def same_loops(one: Update, run: Updates, limits: Limits) -> str | None:
     if one.loops == run.loops:
         return None
     return f"it {_walks(one.loops, 's')}, and the others {_walks(run.loops)}"
+
+
+def same_vector(one: Update, run: Updates, limits: Limits) -> str | None:
+    """Sums beside each other read one vector."""
+    if one.vector == run.vector:
+        return None
+    return "it sums rows of one vector, and the others do not"
+
+
+def between(one: Update, run: Updates, limits: Limits) -> str | None:
+    """Sums run where the first of them did, as they read what was there before."""
+    if run.vector is None:
+        return None
+    if one.touched & (run.written | run.passed_written) or one.written & (
+        run.buffers.keys() | run.passed
+    ):
+        return "it needs or changes what the others, or a step after them, work on"
+    if one.number - run.steps[0] > _FAR:
+        return f"more than {_FAR} steps lie between"
+    return None
 
 
 def bindings(one: Update, run: Updates, limits: Limits) -> str | None:
@@ -142,7 +172,13 @@ def memory(one: Update, run: Updates, limits: Limits) -> str | None:
     return f"together they keep {nbytes} bytes until the last of them runs: at most {_MAX_BYTES}"
 
 
-JOIN: tuple[Callable[[Update, Updates, Limits], str | None], ...] = (same_loops, bindings, memory)
+JOIN: tuple[Callable[[Update, Updates, Limits], str | None], ...] = (
+    same_loops,
+    same_vector,
+    between,
+    bindings,
+    memory,
+)
 
 
 def _walks(loops: Loops, s: str = "") -> str:

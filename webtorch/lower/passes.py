@@ -5,15 +5,18 @@ Each pass is one function. `run_passes` verifies the graph after every one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import Any
 
 from webtorch.ir.dtype import Scalar, int32
 from webtorch.ir.graph import IN_MEMORY, Graph, GraphNode
 from webtorch.ir.limits import Limits
 from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import contiguous_strides, is_contiguous, numel
+from webtorch.ops.elementwise import mul
 from webtorch.ops.primitive import IDENTITY
 
 Pass = Callable[[Graph, Limits], Graph]
@@ -21,6 +24,10 @@ Pass = Callable[[Graph, Limits], Graph]
 # Partial results of one reduction that a GPU, or the threads of a CPU, can work on side by side.
 _GPU_PARTS = 512
 _CPU_PARTS = 16
+# A row up to this long takes one workgroup less time than a dispatch more, and what follows it can be in its kernel.
+_GPU_ROW = 16384
+# Rows up to which a product is one of sums: as many as are coarsened together.
+_FEW_ROWS = 8
 
 
 def merge_equal_nodes(graph: Graph, limits: Limits) -> Graph:
@@ -45,11 +52,18 @@ def merge_equal_nodes(graph: Graph, limits: Limits) -> Graph:
     seen: dict[tuple[object, ...], int] = {}
     # Two outputs stay two buffers even if they are equal: each may be overwritten in place later.
     outputs_now = {o.node for o in graph.outputs}
+    uses = Counter(s for i, node in enumerate(graph.nodes) if needed[i] for s in node.srcs)
     for i, node in enumerate(graph.nodes):
         if not needed[i]:
             continue
         srcs = tuple(new_number[s] for s in node.srcs)
-        key = (node.kind, srcs, node.attrs, node.args, node.shape, node.dtype)
+        written: tuple[object, ...] = srcs
+        if node.kind == "update":
+            base = graph.nodes[node.srcs[0]]
+            if base.kind == "empty" and uses[node.srcs[0]] == 1:
+                # Where the same is written to memory that holds nothing, the memory is as good as the other.
+                written = ("empty", base.shape, srcs[1])
+        key = (node.kind, written, node.attrs, node.args, node.shape, node.dtype)
         found = None if node.kind in ("buffer", "empty") or i in outputs_now else seen.get(key)
         if found is None:
             found = len(nodes)
@@ -57,6 +71,50 @@ def merge_equal_nodes(graph: Graph, limits: Limits) -> Graph:
             nodes.append(node.with_srcs(srcs))
         new_number[i] = found
     return graph.renumbered(nodes, new_number)
+
+
+def sum_few_rows(graph: Graph, limits: Limits) -> Graph:
+    """Turn products of few rows, each by a matrix of its own, into sums: the attention of one query. They read the
+    matrices once, as tiles would, and kernels of sums compute operands and what follows.
+    """
+    if not limits.is_gpu:
+        return graph
+    nodes: list[GraphNode] = []
+    new_number: dict[int, int] = {}
+
+    def add(kind: str, srcs: tuple[int, ...], attrs: tuple[Any, ...], like: GraphNode) -> int:
+        """Add a node of the shape and type of another; return its number."""
+        nodes.append(GraphNode(kind, srcs, attrs, (), like.shape, like.dtype, like.line))
+        return len(nodes) - 1
+
+    for i, node in enumerate(graph.nodes):
+        srcs = tuple([new_number[s] for s in node.srcs])
+        if node.kind != "matmul" or not _has_few_rows(node):
+            nodes.append(node.with_srcs(srcs))
+            new_number[i] = len(nodes) - 1
+            continue
+        (batch, m, n), k = node.shape, graph.nodes[node.srcs[0]].shape[2]
+        wide = node.dtype.compute
+        terms = replace(node, shape=(batch, m, n, k), dtype=wide)
+        windows = ((m * k, k, 0, 1), (k * n, 0, 1, n))
+        pair = tuple(
+            [
+                add("view", (s,), (strides, 0), replace(terms, dtype=nodes[s].dtype))
+                for s, strides in zip(srcs, windows, strict=True)
+            ]
+        )
+        each = add("map", pair, (mul, "tt", wide), terms)
+        total = add("reduce", (each,), ("sum", (3,)), replace(node, shape=(batch, m, n, 1)))
+        new_number[i] = add("view", (total,), (contiguous_strides(node.shape), 0), node)
+    return graph.renumbered(nodes, new_number)
+
+
+def _has_few_rows(node: GraphNode) -> bool:
+    batch, m, n = node.shape
+    kind = node.dtype
+    return (
+        batch > 1 and 0 < m <= _FEW_ROWS and n > 0 and kind.kind == "float" and kind.itemsize <= 4
+    )
 
 
 def split_reductions(graph: Graph, limits: Limits) -> Graph:
@@ -137,6 +195,8 @@ def _parts(graph: Graph, node: GraphNode, limits: Limits) -> int:
         # Rows get a workgroup each, columns a thread each; both want enough of them.
         wanted = -(-_GPU_PARTS // outer) if rows else -(-65536 // outer)
         smallest = 2048 if rows else 32
+        if rows and inner <= _GPU_ROW:
+            return 1
     else:
         if outer * (inner if rows else 1) > 65536 * 8 or (rows and outer >= 8):
             return 1
@@ -296,6 +356,7 @@ def _whole(graph: Graph, number: int) -> int:
 PASSES: tuple[Pass, ...] = (
     compose_views,
     drop_copies,
+    sum_few_rows,
     merge_equal_nodes,
     split_reductions,
     merge_equal_nodes,

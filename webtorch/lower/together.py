@@ -1,4 +1,4 @@
-"""Puts small independent kernels into one dispatch: the updates of many parameters.
+"""Puts small independent kernels into one dispatch: the updates of many parameters, and sums that read one vector.
 Floors 0 and 1.
 
 A dispatch costs a GPU some microseconds between its neighbours and the host as much to encode; the
@@ -19,7 +19,8 @@ from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import BufferSlot, Check, Kernel, Reduce, Routine, Several, Store
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Copy, Dispatch, Step
-from webtorch.lower.joining_rules import ALONE, JOIN, Remark, Update, Updates
+from webtorch.lower.affine import Memo, affine
+from webtorch.lower.joining_rules import ALONE, JOIN, ROWS, Remark, Update, Updates
 
 # Runs that wait at a time.
 _MAX_WAITING = 7
@@ -87,30 +88,32 @@ def put_together(
     for number, step in enumerate(steps):
         touched = set(step.buffers)
         written = written_by(step, routines)
-        waiting = _undisturbed(waiting, touched, written)
         routine = None if isinstance(step, Copy) else routines[step.routine]
-        if not isinstance(step, Dispatch) or not _is_update(routine):
-            continue
-        alone = _stays_alone(routine)
-        if alone is not None:
-            if runs:
+        before, waiting = waiting, [r for r in waiting if r.vector is not None]
+        waiting = [
+            *waiting,
+            *_undisturbed([r for r in before if r.vector is None], touched, written),
+        ]
+        one = _candidate(number, step, routine, touched, written)
+        alone = None if one is None or routine is None else _stays_alone(routine, one)
+        if one is None or alone is not None:
+            if alone is not None and runs:
                 remarks.append(Remark(number, runs[-1].steps[-1], *alone))
+            _pass(waiting, None, touched, written)
             continue
-        nbytes = sum(s.elements * s.dtype.itemsize for s in routine.buffers)
-        loops = (routine.outer, routine.inner) if routine.reduces else ((), ())
-        one = Update(number, step, loops, touched, written, nbytes)
         run = next((r for r in waiting if _refusal(one, r, limits) is None), None)
         if run is None:
             if runs:
                 why = runs[-1].closed or _refusal(one, runs[-1], limits)
                 assert why is not None
                 remarks.append(Remark(number, runs[-1].steps[-1], *why))
-            run = Updates(loops)
+            run = Updates(one.loops, one.vector)
             runs.append(run)
             if len(waiting) > _MAX_WAITING:
                 waiting[0].closed = ("waiting", f"more than {_MAX_WAITING + 1} other kernels wait")
             waiting = [*waiting[-_MAX_WAITING:], run]
         run.add(one)
+        _pass(waiting, run, touched, written)
     several = [r for r in runs if len(r.steps) > 1]
     if not several:
         return steps, routines
@@ -123,8 +126,9 @@ def put_together(
         place = known.setdefault(merged, len(routines))
         if place == len(routines):
             routines.append(merged)
-        at[run.steps[-1]] = replace(dispatch, routine=place)
-        gone.update(run.steps[:-1])
+        here = run.steps[-1 if run.vector is None else 0]
+        at[here] = replace(dispatch, routine=place)
+        gone.update(set(run.steps) - {here})
     left = [at.get(n, s) for n, s in enumerate(steps) if n not in gone]
     return without_unused(left, routines)
 
@@ -149,15 +153,62 @@ def _undisturbed(runs: list[Updates], touched: set[int], written: set[int]) -> l
     return left
 
 
+def _pass(
+    waiting: list[Updates], joined: Updates | None, touched: set[int], written: set[int]
+) -> None:
+    """Note a step that sums would pass which join others before it."""
+    for run in waiting:
+        if run is not joined and run.vector is not None:
+            run.passed |= touched
+            run.passed_written |= written
+
+
+def _candidate(
+    number: int, step: Step, routine: Routine | None, touched: set[int], written: set[int]
+) -> Update | None:
+    """Return a step as one that may join others."""
+    if not isinstance(step, Dispatch) or not isinstance(routine, Kernel):
+        return None
+    vector = vector_of(routine)
+    if vector is None and not _is_update(routine):
+        return None
+    nbytes = sum(s.elements * s.dtype.itemsize for s in routine.buffers)
+    loops = (routine.outer, routine.inner) if routine.reduces and vector is None else ((), ())
+    shared = None if vector is None else step.buffers[vector]
+    return Update(number, step, loops, touched, written, nbytes, shared)
+
+
 def _is_update(routine: Routine | None) -> TypeGuard[Kernel]:
     """Whether a routine is a kernel that writes into what it reads: what may be put together."""
     return isinstance(routine, Kernel) and any(s.access == "read_write" for s in routine.buffers)
 
 
-def _stays_alone(kernel: Kernel) -> tuple[str, str] | None:
+def vector_of(kernel: Kernel) -> int | None:
+    """Return the buffer that a kernel of sums reads anew for each of its rows, if there is one: the vector that a
+    matrix is multiplied by.
+    """
+    if not kernel.reduces or any(b.access == "read_write" for b in kernel.buffers):
+        return None
+    rows = max(range(len(kernel.outer)), key=lambda d: kernel.outer[d], default=None)
+    memo: Memo = {}
+    found: set[int] = set()
+    for load in ex.walk(*[r.value for r in kernel.reduces]):
+        if load.op != "load":
+            continue
+        place = affine(load.args[0], memo)
+        if place is not None and rows is not None and not place.stride(rows):
+            found.add(load.value)
+        elif kernel.buffers[load.value].elements > 1:
+            found.discard(load.value)
+    inner = kernel.inner_count
+    return next((b for b in sorted(found) if kernel.buffers[b].elements >= inner > 1), None)
+
+
+def _stays_alone(routine: Routine, one: Update) -> tuple[str, str] | None:
     """Return the rule by which a kernel joins no other, and its reason."""
-    for rule in ALONE:
-        reason = rule(kernel)
+    assert isinstance(routine, Kernel)
+    for rule in ALONE if one.vector is None else ROWS:
+        reason = rule(routine)
         if reason is not None:
             return rule.__name__, reason
     return None
@@ -200,7 +251,8 @@ def _merged(
         places_here = {i: places[b] for i, b in enumerate(step.buffers)}
         numbers_here = {i: numbers[a] for i, a in enumerate(step.args)}
         parts.append(renumbered(kernel, places_here, numbers_here, whole, tuple(kinds), stages))
-        stages += len(kernel.reduces)
+        # Those beside each other have rows of their own.
+        stages += 0 if run.vector is not None else len(kernel.reduces)
     name = f"{parts[0].name}_x{len(parts)}"
     dispatch = Dispatch(0, tuple(run.buffers), tuple(numbers), members[-1][1].line)
     if not stages:

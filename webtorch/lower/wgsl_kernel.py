@@ -21,7 +21,7 @@ from webtorch.ir.kernel import (
 from webtorch.ir.limits import Limits
 from webtorch.ir.view import numel
 from webtorch.lower.affine import affine
-from webtorch.lower.wgsl_reduce import render_reduction
+from webtorch.lower.wgsl_reduce import render_reduction, render_reductions
 from webtorch.lower.wgsl_shader import (
     Draft,
     Engine,
@@ -134,6 +134,9 @@ def render_points(kernel: Kernel, limits: Limits) -> WgslPass:
 def render_several(routine: Several, limits: Limits) -> list[WgslPass]:
     """Return the dispatch of several kernels, each of which has some of the workgroups; or of each
     by itself, where they cannot be one."""
+    if any(part.reduces for part in routine.parts):
+        sums = render_reductions(routine.parts, limits)
+        return [sums] if sums else [p for k in routine.parts for p in render_reduction(k, limits)]
     one = beside([_draft(part, limits, _MERGED_SIZE) for part in routine.parts], limits)
     return [one] if one else [_elementwise(part, limits) for part in routine.parts]
 

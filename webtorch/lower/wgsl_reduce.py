@@ -631,6 +631,8 @@ def render_reduction(kernel: Kernel, limits: Limits) -> list[WgslPass]:
 def render_reductions(kernels: Sequence[Kernel], limits: Limits) -> WgslPass | None:
     """Return one dispatch of several reductions, whose buffers and arguments are numbered in common
     and which need nothing of each other; None where they cannot be one."""
+    if limits.is_gpu:
+        kernels = [coarsened(k, CARD, limits.varying) for k in kernels]
     # Chosen for the largest: the others take workgroups of the same size.
     points = max(k.outer_count * k.inner_count for k in kernels)
     writers = [_writer_of(k, limits, points) for k in kernels]

@@ -68,6 +68,8 @@ class Slot:
     width: int = 1
     packed: bool = False
     native_f16: bool = False
+    # Whether neighbours that one point reads are components of one vector.
+    apart: bool = False
 
     @property
     def name(self) -> str:
@@ -385,7 +387,24 @@ class KernelWriter:
                 self.varies(n.args[0]) or len(n.args) > 1 for n in others
             ):
                 declared.width = 4
+        if declared.width == 1 and not stores and self._reads_neighbours(number, slot):
+            declared.width, declared.apart = 4, True
         return declared
+
+    def _reads_neighbours(self, number: int, slot: BufferSlot) -> bool:
+        """Whether each point reads some neighbours of a buffer, from places that are multiples of four."""
+        if not self.limits.is_gpu or slot.dtype in TWO_WORDS or slot.elements % 4:
+            return False
+        loads = [n for n in self.loads() if n.value == number]
+        if len(loads) < 2 or any(len(n.args) > 1 for n in loads):
+            return False
+        if not all(self.in_range(n.args[0], slot.elements) for n in loads):
+            return False
+        forms = [affine(n.args[0], self.affine_memo) for n in loads]
+        if any(f is None or any(s % 4 for s in f.strides.values()) for f in forms):
+            return False
+        quads = {(f.offset // 4, *sorted(f.strides.items())) for f in forms if f is not None}
+        return len(quads) < len(loads)
 
     # -- values --
 
@@ -466,6 +485,8 @@ class KernelWriter:
             if inner.op in ("lt", "le") and inner.args[0].dtype.kind == "float":
                 return inner.args
         if node.op == "load" and len(node.args) == 1 and self._vector_load(node):
+            return ()
+        if node.op == "load" and self.slots[cast(int, node.value)].apart:
             return ()
         return node.args
 
@@ -597,6 +618,8 @@ class KernelWriter:
                 return extract(name, scope.lane % slot.width, slot.slot.dtype)
             text = f"{name}.{'xyzw'[scope.lane % 4]}"
             return f"f32({text})" if slot.native_f16 else text
+        if slot.apart:
+            return self._component(node, slot, self._home(node, scope))
         lines = self._home(node, scope).lines
         position = scope.find(node.args[0]) or ""
         if len(node.args) == 3:
@@ -613,6 +636,23 @@ class KernelWriter:
         if slot.packed or slot.width > 1:
             position = self.named(position, lines)
         return self.element(slot, position)
+
+    def _component(self, node: Expr, slot: Slot, home: Scope) -> str:
+        """Return an element as a component of a vector, of which others are other elements."""
+        found = affine(node.args[0], self.affine_memo)
+        assert found is not None
+        lane = found.offset % 4
+        first = node.args[0] - lane if lane else node.args[0]
+        key = (
+            slot.number,
+            ex.make("vector", int32, (), (found.offset - lane, *sorted(found.strides.items()))),
+        )
+        name = home.vectors.get(key)
+        if name is None:
+            at = self.value(first, home)
+            name = home.vectors[key] = self.bind(f"{slot.name}[({at} >> 2u)]", home.lines)
+        text = f"{name}.{'xyzw'[lane]}"
+        return f"f32({text})" if slot.native_f16 else text
 
     def named(self, text: str, lines: list[str]) -> str:
         """Return a name for `text`, which is going to be written more than once."""

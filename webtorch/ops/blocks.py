@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from webtorch.ops.bits import half_from_bits
 from webtorch.ops.record import Elementwise
 
 WORD = 4
+_EACH_BYTE = 0x01010101
 # Elements that one turn of a loop over words sums: those of neighbouring words share scales, whose bits take longer
 # than an element's.
 _LANES = 32
@@ -121,9 +123,30 @@ class Block:
         return self.data(at, (), 2)
 
 
+def _byte_of(x: Expr) -> tuple[Expr, Expr] | None:
+    """Return the word and the place in it, if `x` is a byte of a word, at a place that is known."""
+    if x.op != "and" or x.args[1].value != 255 or x.args[0].op != "shr":
+        return None
+    word, place = x.args[0].args
+    return (word, place) if place.op == "const" and place.value % 8 == 0 else None
+
+
 def _cut(x: Expr, place: Expr, bits: int) -> Expr:
-    """Return `bits` bits of a number from a place on."""
-    return ex.shr(x, place) & ((1 << bits) - 1)
+    """Return `bits` bits of a byte from a place on, among its eight. All bytes of a word are cut at once."""
+    mask = (1 << bits) - 1
+    found = _byte_of(x)
+    if found is None:
+        return ex.shr(x, place) & mask
+    word, at = found
+    return ex.shr(ex.shr(word, place) & mask * _EACH_BYTE, at) & 255
+
+
+def _joined(low: Expr, high: Expr, place: int) -> Expr:
+    """Return a number of the bits that two cuts gave, of which those of `high` begin at a place."""
+    one, two = _byte_of(low), _byte_of(high)
+    if one is None or two is None or one[1] is not two[1]:
+        return low | ex.shl(high, place)
+    return ex.shr(one[0] | ex.shl(two[0], place), one[1]) & 255
 
 
 def _number(x: Expr) -> Expr:
@@ -223,7 +246,7 @@ def _q3_k(b: Block, n: Expr, p: Expr, o: Expr, _t: Expr, _c: Expr) -> Expr:
     scale = _cut(b.byte(96, 0, 4, 2, 1, 0), n * 4, 4)
     top = _cut(b.byte(104, 0, 0, 2, 1, 0), n * 4 + p * 2, 2)
     scale = (scale | ex.shl(top, 4)) - 32
-    return b.half(108) * _number(scale) * _number(q + ex.shl(high, 2) - 4)
+    return b.half(108) * _number(scale) * _number(_joined(q, high, 2) - 4)
 
 
 def _six_bits(b: Block, k: Expr) -> tuple[Expr, Expr]:
@@ -244,7 +267,7 @@ def _q4_k(b: Block, k: Expr, _j: Expr, h: Expr, _c: Expr) -> Expr:
 def _q5_k(b: Block, k: Expr, j: Expr, h: Expr, _c: Expr) -> Expr:
     scale, low = _six_bits(b, k)
     fifth = _cut(b.byte(16, 0, 0, 0, 1), k * 4 + j * 2 + h, 1)
-    q = _cut(b.byte(48, 64, 32, 0, 1), h * 4, 4) | ex.shl(fifth, 4)
+    q = _joined(_cut(b.byte(48, 64, 32, 0, 1), h * 4, 4), fifth, 4)
     return b.above(scale, q, -low)
 
 
@@ -253,7 +276,7 @@ def _q6_k(b: Block, _n: Expr, u: Expr, v: Expr, _t: Expr, _c: Expr) -> Expr:
     low = _cut(b.byte(0, 64, 0, 32, 16, 1), u * 4, 4)
     high = _cut(b.byte(128, 32, 0, 0, 16, 1), u * 4 + v * 2, 2)
     scale = b.signed(192, 8, 4, 2, 1, 0)
-    return b.half(208) * _number(scale) * _number((low | ex.shl(high, 4)) - 32)
+    return b.half(208) * _number(scale) * _number(_joined(low, high, 4) - 32)
 
 
 @_format("Q8_K", 292, (256,))
@@ -264,7 +287,7 @@ def _q8_k(b: Block, _c: Expr) -> Expr:
 @_format("IQ4_XS", 136, (4, 2, 2, 16), (2,))
 def _iq4_xs(b: Block, a: Expr, o: Expr, h: Expr, _c: Expr) -> Expr:
     low = _cut(b.byte(4, 1, 0, 0, 0), o * 4, 4)
-    high = _cut(b.short(2), a * 4 + o * 2, 2)
+    high = ex.shr(b.short(2), a * 4 + o * 2) & 3
     scale = (low | ex.shl(high, 4)) - 32
     q = _cut(b.byte(8, 32, 16, 0, 1), h * 4, 4)
     return b.half(0) * _number(scale) * _number(_looked_up(IQ4, q))
@@ -466,6 +489,56 @@ def _value(
     return axes.form.value(Block(data, not axes.words, fused), *axes.places_in(given))
 
 
+class _Linear:
+    """Takes values apart into sums of (what several of them share, a number of each), where None is one."""
+
+    def __init__(self, values: Sequence[Expr]) -> None:
+        # Of how many values each part is one.
+        self.uses = Counter(node for v in values for node in set(ex.walk(v)))
+
+    def is_shared(self, x: Expr) -> bool:
+        """Whether several values have a part."""
+        return self.uses[x] > 1
+
+    def terms(self, x: Expr, scale: Expr | None = None) -> list[tuple[Expr | None, Expr | None]]:
+        """Return the terms of scale * x."""
+
+        def by(shared: Expr) -> Expr:
+            return shared if scale is None else scale * shared
+
+        if self.is_shared(x):
+            return [(by(x), None)]
+        a, b = (*x.args, *x.args)[:2] if x.args else (x, x)
+        if x.op == "add":
+            return [*self.terms(a, scale), *self.terms(b, scale)]
+        if x.op == "sub" and self.is_shared(b):
+            return [*self.terms(a, scale), (by(-b), None)]
+        if x.op == "mul" and self.is_shared(a):
+            return self.terms(b, by(a))
+        if x.op == "mul" and self.is_shared(b):
+            return self.terms(a, by(b))
+        if x.op == "cast" and a.op == "sub" and a.args[1].op == "const":
+            # Both are whole numbers that floats have.
+            whole, less = ex.cast(a.args[0], x.dtype), ex.cast(a.args[1], x.dtype)
+            return [(scale, whole), (by(-less), None)]
+        return [(scale, x)]
+
+
+def _factored(values: Sequence[Expr], row: Sequence[Expr]) -> Expr:
+    """Return the sum of values times elements of a row. What values share, as a block's scale and its minimum, is
+    multiplied once.
+    """
+    linear = _Linear(values)
+    sums: dict[tuple[Expr | None, bool], Expr] = {}
+    for v, x in zip(values, row, strict=True):
+        for scale, number in linear.terms(v):
+            key = scale, number is None
+            term = x if number is None else number * x
+            sums[key] = sums[key] + term if key in sums else term
+    parts = [found if scale is None else scale * found for (scale, _), found in sums.items()]
+    return functools.reduce(lambda a, b: a + b, parts)
+
+
 def _reading(name: str, words: int, blocks: int, shared: Sequence[int], title: str) -> Reading:
     """Return the operation that gives the elements of a format, or sums them, each times one of a row's, over the axes
     `shared`; `words` as of `_Axes`.
@@ -493,10 +566,11 @@ def _reading(name: str, words: int, blocks: int, shared: Sequence[int], title: s
         if not shared:
             return values[0]
         row = [ex.bitcast(x, float32) for x in rest[len(loops) :]]
+        if words:
+            return _factored(values, row)
         total = values[0] * row[0]
         for v, x in zip(values[1:], row[1:], strict=True):
-            # Shaders need not have it as one instruction.
-            total = total + v * x if words else ex.fma(v, x, total)
+            total = ex.fma(v, x, total)
         return total
 
     # Which windows there are shows when the formula is written out.

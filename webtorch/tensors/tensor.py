@@ -619,6 +619,15 @@ class Tensor(TensorBase):
         """Begin to read the elements, of which there are some, and return what waits for them."""
         return self._storage.runtime.backend.download_async(self._in_memory(), into=into)
 
+    def _coming(self) -> Callable[[], Any]:
+        """Begin to read the elements, of which there are some, from a device that works by itself; return what waits
+        for them as nested lists. What is given to the device later is not waited for.
+        """
+        backend = self._storage.runtime.backend
+        backend.waited += backend.limits.is_gpu
+        read: Any = self._arriving()
+        return lambda: nest(self._numbers(read.result()), self._shape)
+
     def _in_memory(self) -> Any:
         """Submit what the elements wait for, and return the device's memory that holds them, row-major."""
         whole = self if self._whole else _materialize(self)

@@ -153,6 +153,10 @@ class PendingRead:
     def __await__(self) -> Generator[object, None, Bytes]:
         return asyncio.wrap_future(self._future).__await__()
 
+    def result(self) -> Bytes:
+        """Wait for the bytes."""
+        return self._future.result()
+
 
 class WebGPUBackend:
     """One WebGPU device. Every method may be called from any thread."""
