@@ -15,7 +15,7 @@ import torch
 import webtorch
 from tests.scripts.following import scripts
 from webtorch.ir.graph import Form, Node
-from webtorch.runtime.backends.cpu import executable, jit, single
+from webtorch.runtime.backends.cpu import executable, jit, single, slots
 from webtorch.runtime.backends.cpu.memory import CpuBuffer
 from webtorch.runtime.known import Known
 from webtorch.runtime.realize import Runtime, runtime_for
@@ -244,10 +244,10 @@ def test_classes_of_another_making_have_no_such_way() -> None:
 
     assert single.function(Loose, Known) is None
     with pytest.raises(LookupError):
-        single._offset(Known, "numbers")
+        slots.offset(Known, "numbers")
     # Where a slot is, its value is found.
     form = Form()
     node = Node("map", (), ("x",), (), (2,), webtorch.float32, form=form)  # type: ignore[arg-type]
     for name in ("kind", "attrs", "form", "scalars"):
-        place = id(node) + single._offset(Node, name)
+        place = id(node) + slots.offset(Node, name)
         assert ctypes.c_void_p.from_address(place).value == id(getattr(node, name))

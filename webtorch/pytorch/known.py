@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
-from torch._C._dynamo.guards import TensorGuards
 
 from webtorch.dispatch.call import active, inside
 from webtorch.dispatch.call import watched as looked_at
@@ -27,10 +26,11 @@ from webtorch.pytorch.device import (
     Lain,
     offset_of,
     opened,
-    reach,
     runtime,
 )
 from webtorch.pytorch.looking import LISTS, OTHERS, Looks
+from webtorch.pytorch.native import recorder
+from webtorch.pytorch.near import Near
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.modes import transforms
 from webtorch.tensors.promotion import depending
@@ -95,7 +95,7 @@ class Plan:
 
     __slots__ = (
         "attrs", "dtype", "form", "is_straight", "kind", "leaves", "lined", "make", "marks", "numbers",
-        "place", "places", "record", "results", "scalars", "shape", "single", "steps",
+        "place", "places", "record", "results", "scalars", "shape", "single", "steps", "tensor",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +127,8 @@ class Plan:
             self.form = Form() if kind == "map" else None
         # Whether its sources are the operands as they come.
         self.is_straight = self.leaves == list(range(operands))
+        # What records a call with one result, and returns that as a new tensor.
+        self.tensor = recorder(self)
 
     def takes(self, numbers: Sequence[float]) -> bool:
         """Whether numbers in the place of these give the same nodes with those numbers."""
@@ -235,6 +237,8 @@ class Plan:
         """Record a call over the operands' nodes, and return its results as new tensors; the last ones overwrite
         `outs`.
         """
+        if self.tensor is not None:
+            return self.tensor(nodes, numbers, line)
         home = opened.runtime
         assert home is not None
         if self.make is None:
@@ -267,23 +271,6 @@ class Plan:
                 for place, node in zip(places, made, strict=False)
             ]
         )
-
-
-class Near:
-    """How the tensors of a call lie: PyTorch compares their types, sizes and strides in one call, where to ask for them
-    takes three for each tensor, and their hash as long.
-    """
-
-    __slots__ = ("check", "offsets", "plan")
-
-    def __init__(self, tensors: Sequence[torch.Tensor], plan: Plan) -> None:
-        guards = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-        self.check: Callable[..., bool] = guards.check
-        # None where each is all of its memory, so that it lies at no other place of one of that size.
-        self.offsets: list[int] | None = None
-        if any(reach(x) != _find(x).nbytes() for x in tensors):
-            self.offsets = [offset_of(x) for x in tensors]
-        self.plan = plan
 
 
 class Kinds:

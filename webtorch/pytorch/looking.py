@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from webtorch.pytorch.device import offset_of
+from webtorch.pytorch.nativelook import Free, native_look
+from webtorch.pytorch.near import Near
 from webtorch.tensors.storage import Storage
 
 if TYPE_CHECKING:
-    from webtorch.pytorch.known import Near, Plan
+    from webtorch.pytorch.known import Plan
 
 # The types of a call's arguments and options: see `form_of`.
 Form = tuple[object, ...]
@@ -33,10 +35,6 @@ OTHERS = frozenset((
 LISTS = frozenset((tuple, list, torch.Size))
 _CONSTANTS = OTHERS | {bool, int, float}
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-
-
-class Free:
-    """In a form the type of a number that is no part of a call's kind."""
 
 
 def form_of(values: Sequence[object], free: bool) -> Form | None:
@@ -125,8 +123,10 @@ class _Text:
 @functools.lru_cache(maxsize=512)
 def _printed(
     form: Form, options: tuple[tuple[str, object], ...], writes: bool
-) -> Callable[[], Look]:
-    """Return what makes the function for a form. `writes`: the first tensor is overwritten."""
+) -> Callable[[dict[Any, list[Near]]], Look]:
+    """Return what makes the function for a form of a dictionary of what is known. `writes`: the first tensor is
+    overwritten.
+    """
     text = _Text()
     names = [f"a{n}" for n in range(len(form))]
     given = [f"k{n}" for n in range(len(options))]
@@ -166,8 +166,7 @@ def _printed(
         "            return each.plan",
     ]
     lines = [
-        "def make():",
-        "    found = {}",
+        "def make(found):",
         "    def look(args, kwargs, nodes, numbers, near=None):",
         "        try:",
         *[f"            {line}" for line in body],
@@ -177,7 +176,7 @@ def _printed(
         "    return look",
     ]
     exec("\n".join(lines), text.scope)
-    make: Callable[[], Look] = text.scope["make"]
+    make: Callable[[dict[Any, list[Near]]], Look] = text.scope["make"]
     return make
 
 
@@ -190,7 +189,8 @@ class Looks:
     _MOST, _PATIENCE = 4, 32
 
     def __init__(self) -> None:
-        self.found: dict[object, Look] = {}
+        # By form, the look that also keeps, and the one that is quicker.
+        self.found: dict[object, tuple[Look, Look]] = {}
         # Another tuple where there is another look: threads may go through this one.
         self.all: tuple[Look, ...] = ()
         self.patience = self._PATIENCE
@@ -210,10 +210,12 @@ class Looks:
             self.patience -= 1
             return
         key = form, tuple(zip(kwargs, options, strict=True)), writes
-        look = self.found.get(key)
-        if look is None:
+        if key not in self.found:
             if len(self.found) >= self._MOST:
                 self.found.pop(next(iter(self.found)), None)
-            self.found[key] = look = _printed(*key)()
-            self.all = tuple(self.found.values())
-        look(args, kwargs, [], [], near)
+            known: dict[Any, list[Near]] = {}
+            look = _printed(*key)(known)
+            native = None if kwargs else native_look(form, writes, known)
+            self.found[key] = look, native or look
+            self.all = tuple([found[1] for found in self.found.values()])
+        self.found[key][0](args, kwargs, [], [], near)

@@ -117,15 +117,19 @@ class _Method(ctypes.Structure):
 _METHODS: dict[int, _Method] = {}
 
 
-def builtin(name: bytes, address: int, words: ctypes.Array[Any]) -> Callable[..., Any]:
-    """Return machine code as a function of Python's, whose `self` are words that must live as long as it does."""
+def builtin(
+    name: bytes, address: int, words: ctypes.Array[Any], kept: object = None
+) -> Callable[..., Any]:
+    """Return machine code as a function of Python's, whose `self` are words that must live as long as it does: it holds
+    what is `kept`.
+    """
     # What a function is described by lives as long as the process.
     method = _METHODS.setdefault(address, _Method(name, address, _FASTCALL, None))
     prototype = ctypes.PYFUNCTYPE(
-        ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p
+        ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.py_object
     )
     make = prototype(("PyCFunction_NewEx", ctypes.pythonapi))
-    made: Callable[..., Any] = make(ctypes.addressof(method), ctypes.addressof(words), None)
+    made: Callable[..., Any] = make(ctypes.addressof(method), ctypes.addressof(words), kept)
     return made
 
 

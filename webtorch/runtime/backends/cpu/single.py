@@ -10,7 +10,6 @@ there. It lets no other thread run between its last look and the end.
 from __future__ import annotations
 
 import ctypes
-import re
 import struct
 import sys
 import sysconfig
@@ -20,7 +19,7 @@ from typing import Any
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Form, Node, Recorded
-from webtorch.runtime.backends.cpu import jit, launch
+from webtorch.runtime.backends.cpu import jit, launch, slots
 from webtorch.runtime.backends.cpu.memory import MEMORY, Block, CpuBuffer, rounded
 
 # A value has so many sources at most.
@@ -502,47 +501,6 @@ nothing:
 """
 
 
-class _Member(ctypes.Structure):
-    """PyMemberDef."""
-
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("kind", ctypes.c_int),
-        ("offset", ctypes.c_ssize_t),
-        ("flags", ctypes.c_int),
-        ("doc", ctypes.c_char_p),
-    )
-
-
-class _Slot(ctypes.Structure):
-    """PyMemberDescrObject, behind what every object begins with."""
-
-    _fields_ = (
-        ("owner", ctypes.c_void_p),
-        ("name", ctypes.c_void_p),
-        ("qualified", ctypes.c_void_p),
-        ("member", ctypes.POINTER(_Member)),
-    )
-
-
-# The kind of a member that is an object, or not there.
-_OBJECT = 16
-
-
-def _offset(cls: type[object], name: str) -> int:
-    """Return where objects of a class keep a slot. Raises LookupError for what is none."""
-    for base in cls.__mro__:
-        if name in vars(base):
-            slot = vars(base)[name]
-            if type(slot).__name__ != "member_descriptor":
-                break
-            member = _Slot.from_address(id(slot) + object.__basicsize__).member.contents
-            if member.name != name.encode() or member.kind != _OBJECT:
-                break
-            return int(member.offset)
-    raise LookupError(f"{cls.__name__}.{name} is no slot")
-
-
 class _Function:
     """The machine code, for one class of owners; what it is made of lives as long as the process."""
 
@@ -550,21 +508,9 @@ class _Function:
         classes = {
             "OWNER": owner, "NODE": Node, "FORM": Form, "KNOWN": known, "BUFFER": CpuBuffer, "BLOCK": Block
         }  # fmt: skip
-        numbers = {"TYPE": object.__basicsize__ - 8, "HEAD": len(_HEAD)}
-
-        def place(found: re.Match[str]) -> str:
-            """Return the number that stands for a name."""
-            kind, name = found.groups()
-            if kind == "PLAN":
-                return str(_HEAD.index(name))
-            if kind == "IN_PLAN":
-                return str(8 * _HEAD.index(name))
-            if kind == "IS":
-                return str(_WORDS.index(name))
-            return str(8 * _WORDS.index(name) if kind == "WORD" else _offset(classes[kind], name))
-
-        text = re.sub(r"\b(TYPE|HEAD)\b", lambda m: str(numbers[m[0]]), _TEXT)
-        text = re.sub(r"\b([A-Z][A-Z_]*[A-Z])_([a-z_]+)\b", place, text)
+        places = {f"PLAN_{n}": i for i, n in enumerate(_HEAD)}
+        places |= {f"IN_PLAN_{n}": 8 * i for i, n in enumerate(_HEAD)}
+        text = slots.text(_TEXT, classes, _WORDS, places | {"HEAD": len(_HEAD)})
         (address,) = jit.assemble(text, ("wt_single",))
         returned = MEMORY.returned
         self.words = [

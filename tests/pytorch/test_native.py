@@ -1,0 +1,238 @@
+"""What a known call records is recorded in machine code, which must do what Python does."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from webtorch.ir.graph import Node
+from webtorch.pytorch import native
+from webtorch.pytorch.device import memory_of, opened, runtime
+from webtorch.pytorch.known import Kinds, Plan
+from webtorch.tensors.storage import Storage
+
+pytestmark = pytest.mark.skipif(native._address() is None, reason="there is no machine code")
+
+Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+CALLS: dict[str, Call] = {
+    "elementwise": lambda x, y: x * y,
+    "a free number": lambda x, y: x * 2.5,
+    "another call": lambda x, y: torch.logaddexp(x, y),
+    "a product": lambda x, y: x @ y,
+    "sources turned": lambda x, y: y - x,
+    "no sources": lambda x, y: torch.arange(3, device="webgpu"),
+    "a scalar": lambda x, y: x.sum(),
+}
+
+
+def _plan(call: Call, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, list[Node], list[float]]:
+    """Return the plan of a call's last operator, and what it was found for."""
+    find, found = Kinds.find, list[Any]()
+
+    def seen(self: Kinds, args: Any, kwargs: Any, nodes: Any, numbers: Any, *rest: Any) -> Any:
+        """Note what is found."""
+        plan = find(self, args, kwargs, nodes, numbers, *rest)
+        found.append((plan, nodes, numbers))
+        return plan
+
+    x, y = (torch.rand(4, 4).to("webgpu") for _ in range(2))
+    for _ in range(4):
+        call(x, y)
+    with monkeypatch.context() as patch:
+        patch.setattr(Kinds, "find", seen)
+        call(x, y)
+    plan, nodes, numbers = found[-1]
+    assert type(plan) is Plan
+    return plan, list(nodes), list(numbers)
+
+
+def _slots(x: Any, without: set[str]) -> dict[str, Any]:
+    return {n: getattr(x, n) for n in type(x).__slots__ if n not in without | {"__weakref__"}}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_records_what_python_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, nodes, numbers = _plan(CALLS[name], monkeypatch)
+    record, line = plan.tensor, "program.py:3"
+    assert record is not None
+    made = record(nodes, numbers, line)
+    plan.tensor = None
+    other = plan.tensors(nodes, numbers, line)
+    for x in (made, other):
+        assert x.untyped_storage()._webgpu in [r() for r in runtime().pending]  # type: ignore[attr-defined]
+    assert (made.shape, made.stride(), made.dtype, made.device) == (
+        other.shape, other.stride(), other.dtype, other.device
+    )  # fmt: skip
+    assert made.data_ptr() != other.data_ptr() and made.untyped_storage().nbytes() == other.nbytes
+    ours, theirs = (memory_of(x).storage for x in (made, other))
+    assert ours is not None and theirs is not None and ours.elements == theirs.elements
+    assert _slots(ours, {"node"}) == _slots(theirs, {"node"})
+    assert _slots(ours.node, set()) == _slots(theirs.node, set())
+    torch.testing.assert_close(made.cpu(), other.cpu())
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_nothing_lives_longer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, nodes, numbers = _plan(CALLS[name], monkeypatch)
+    assert plan.tensor is not None
+    _, objects, leaves = plan.tensor.__module__
+    kept = [*objects, leaves, *nodes, nodes, numbers, runtime()]
+    line = "program.py:4".upper()
+
+    def counts() -> list[int]:
+        """Return how many hold each object."""
+        gc.collect()
+        return [sys.getrefcount(x) for x in [*kept, line]]
+
+    def record() -> None:
+        """Make results that are let go of."""
+        assert plan.tensor is not None
+        for _ in range(100):
+            plan.tensor(nodes, numbers, line)
+        runtime().flush()
+
+    record()
+    before = counts()
+    record()
+    # None and the like are counted by all that runs meanwhile.
+    assert all(abs(a - b) < 100 for a, b in zip(before, counts(), strict=True))
+    made = plan.tensor(nodes, numbers, line)
+    storage: Storage = made.untyped_storage()._webgpu  # type: ignore[attr-defined]
+    gone = weakref.ref(storage), weakref.ref(storage.node)
+    del made, storage
+    assert [g() for g in gone] == [None, None]
+
+
+def test_what_it_does_not_expect_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, nodes, _ = _plan(CALLS["a product"], monkeypatch)
+    record: Any = plan.tensor
+    assert plan.kind == "call"
+    pending = len(runtime().pending)
+    with pytest.raises(TypeError):
+        record(nodes)
+    with pytest.raises(TypeError):
+        record(nodes, [1.0], None)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(opened), "runtime", None)
+        patch.setattr(opened, "runtime", None)
+        with pytest.raises(AttributeError):
+            record(nodes, (), None)
+    assert len(runtime().pending) == pending
+
+
+def test_a_full_graph_is_computed_by_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, nodes, _ = _plan(CALLS["elementwise"], monkeypatch)
+    added: list[object] = []
+    monkeypatch.setattr(runtime().ahead, "bound", 0)
+    monkeypatch.setattr(runtime(), "add", added.append)
+    assert plan.tensor is not None
+    made = plan.tensor(nodes, (), None)
+    assert added == [made.untyped_storage()._webgpu]  # type: ignore[attr-defined]
+
+
+def _within(call: Call, x: torch.Tensor, y: torch.Tensor, then: Callable[..., None]) -> None:
+    """Call until it is known, and once more, with `then` in the kernel of its last operator."""
+    find, found = Kinds.find, list[Any]()
+
+    def seen(self: Kinds, args: Any, kwargs: Any, *rest: Any) -> Any:
+        """Note which kinds are asked."""
+        plan = find(self, args, kwargs, *rest)
+        found.append(self)
+        if self is last:
+            then(self.looks, args, kwargs)
+        return plan
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Kinds, "find", seen)
+        last: Kinds | None = None
+        for _ in range(5):
+            call(x, y)
+        last = found[-1]
+        call(x, y)
+
+
+LOOKS: dict[str, Call] = {
+    **{name: call for name, call in CALLS.items() if name != "no sources"},
+    "a list": lambda x, y: torch.cat([x, y], 1),
+    "constants": lambda x, y: x.sum((0, 1), True),
+    "nothing given": lambda x, y: torch.nn.functional.linear(x, y),
+    "a zero": lambda x, y: torch.nn.functional.leaky_relu(x, -0.0),
+    "in place": lambda x, y: x.mul_(y),
+    "parts": lambda x, y: x[:, 1:] * y[:, :3],
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_it_finds_what_python_does(name: str) -> None:
+    x, y = (torch.rand(4, 4).to("webgpu") for _ in range(2))
+    other = (
+        x.reshape(2, 8),
+        x.half(),
+        x.t(),
+        x.cpu(),
+        x[:2, :2],
+        torch.nn.Parameter(y),
+        y[1],
+        2.5,
+        1.0,
+        0.0,
+        None,
+    )
+    torch.webgpu.synchronize()  # type: ignore[attr-defined]
+    hits = []
+
+    def compare(looks: Any, args: Any, kwargs: Any) -> None:
+        """Look in both ways at calls of this kind, and at such as are of none."""
+        ((printed, native),) = looks.found.values()
+        assert (native is printed) is bool(kwargs)
+        asked = [args, [*args], (*args, 1), args[:-1], (*args[:-1], args[0]), (*reversed(args),)]
+        asked += [(*args[:-1], v) for v in other]
+        if type(args[0]) is list:
+            asked += [([*args[0], v], *args[1:]) for v in other] + [((*args[0],), *args[1:])]
+        for values in asked:
+            ours, theirs = ((look(values, kwargs, *had), *had) for look, had in (
+                (native, ([], [])), (printed, ([], []))
+            ))  # fmt: skip
+            # Arguments that are no tuple are left to the longer way.
+            assert ours == theirs or (type(values) is list and ours == (None, [], []))
+            hits.append(ours[0] is not None)
+
+    _within(LOOKS[name], x, y, compare)
+    assert any(hits)
+
+
+def test_a_look_holds_nothing() -> None:
+    x, y = (torch.rand(4, 4).to("webgpu") for _ in range(2))
+    host = x.cpu()
+    torch.webgpu.synchronize()  # type: ignore[attr-defined]
+    seen = []
+
+    def count(looks: Any, args: Any, kwargs: Any) -> None:
+        """Look at calls that are known, and at others."""
+        ((_, look),) = looks.found.values()
+        _, objects, _ = look.__module__
+        nodes = list[Any]()
+        assert look(args, {}, nodes, []) is not None and len(nodes) == 2
+        kept = [*objects, *nodes, *[n.shape for n in nodes], *args]
+
+        def ask() -> list[int]:
+            """Look a hundred times, and return how many hold each object."""
+            for _ in range(100):
+                for values in (args, (x, x), (x, host), (x, None)):
+                    look(values, {}, [], [])
+            return [sys.getrefcount(o) for o in kept]
+
+        ask()
+        assert all(abs(a - b) < 50 for a, b in zip(ask(), ask(), strict=True))
+        with pytest.raises(TypeError):
+            look(args)
+        seen.append(True)
+
+    _within(CALLS["elementwise"], x, y, count)
+    assert seen

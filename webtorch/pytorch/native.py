@@ -1,0 +1,460 @@
+"""What a known call records, in machine code. Floor 6; imports PyTorch and the CPU's engine.
+
+A call of a known kind is a node, a storage and a tensor of PyTorch's. The interpreter takes longer to run the lines
+that make them than they take themselves. The function here, in LLVM's own language, does what `known.Plan.tensors` does
+for a plan with one result. It is of Python's own kind (`METH_FASTCALL`), one a plan, and its `self` are words that say
+what the plan knows. Without LLVM there is none, and Python does the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from webtorch.ir.graph import Node
+from webtorch.pytorch import device
+from webtorch.pytorch.device import DEVICE, opened
+from webtorch.tensors.storage import Storage
+
+if TYPE_CHECKING:
+    from webtorch.pytorch.known import Plan
+
+# What `self` points to: objects, then three numbers, the last of which is how many sources there are (-1 where they are
+# the operands as they come), with two words for each behind it.
+_WORDS = (
+    "none", "false", "zero", "node", "storage", "opened", "runtime", "recording", "lent", "pending", "ahead", "bound",
+    "add", "create", "memory_of", "addresses", "construct", "device", "swap", "webgpu", "kind", "attrs", "scalars",
+    "shape", "dtype", "form", "elements", "size", "type", "nbytes", "lined", "single", "sources",
+)  # fmt: skip
+
+# What texts begin with.
+HELP = """
+define internal ptr @at(ptr %object, i64 %offset) alwaysinline {
+  %place = getelementptr i8, ptr %object, i64 %offset
+  %found = load ptr, ptr %place
+  ret ptr %found
+}
+
+define internal i64 @whole(ptr %object, i64 %offset) alwaysinline {
+  %place = getelementptr i8, ptr %object, i64 %offset
+  %found = load i64, ptr %place
+  ret i64 %found
+}
+"""
+_TEXT = """
+declare ptr @PyLong_AsVoidPtr(ptr)
+declare i64 @PyLong_AsSsize_t(ptr)
+declare ptr @PyErr_Occurred()
+declare void @PyErr_BadArgument()
+declare void @Py_IncRef(ptr)
+declare void @Py_DecRef(ptr)
+declare i64 @PyList_Size(ptr)
+declare ptr @PyList_GetItem(ptr, i64)
+declare i32 @PyList_Append(ptr, ptr)
+declare ptr @PyList_AsTuple(ptr)
+declare ptr @PyTuple_New(i64)
+declare i32 @PyTuple_SetItem(ptr, i64, ptr)
+declare i64 @PyObject_Size(ptr)
+declare ptr @PyObject_GetAttr(ptr, ptr)
+declare i32 @PyObject_SetAttr(ptr, ptr, ptr)
+declare ptr @PyObject_CallOneArg(ptr, ptr)
+declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
+declare ptr @PyIter_Next(ptr)
+declare ptr @PyType_GenericAlloc(ptr, i64)
+declare ptr @PyWeakref_NewRef(ptr, ptr)
+
+; Fill a slot of a new object; the value stays the caller's as well.
+define internal void @set(ptr %object, i64 %offset, ptr %value) alwaysinline {
+  %place = getelementptr i8, ptr %object, i64 %offset
+  store ptr %value, ptr %place
+  call void @Py_IncRef(ptr %value)
+  ret void
+}
+
+; Fill a slot of a new object with a value that is the caller's no more.
+define internal void @give(ptr %object, i64 %offset, ptr %value) alwaysinline {
+  %place = getelementptr i8, ptr %object, i64 %offset
+  store ptr %value, ptr %place
+  ret void
+}
+
+; The sources of a plan over the nodes of a call: a new tuple, or null with an error.
+define internal ptr @sources(ptr %words, ptr %nodes) {
+entry:
+  %n = call i64 @whole(ptr %words, i64 WORD_sources)
+  %straight = icmp slt i64 %n, 0
+  br i1 %straight, label %as_they_come, label %new
+as_they_come:
+  %all = call ptr @PyList_AsTuple(ptr %nodes)
+  ret ptr %all
+new:
+  %made = call ptr @PyTuple_New(i64 %n)
+  %is_made = icmp ne ptr %made, null
+  br i1 %is_made, label %next, label %failed
+next:
+  %i = phi i64 [ 0, %new ], [ %i1, %put ]
+  %more = icmp slt i64 %i, %n
+  br i1 %more, label %source, label %done
+source:
+  %i2 = shl i64 %i, 4
+  %first = add i64 %i2, 8
+  %from = getelementptr i8, ptr %words, i64 WORD_sources
+  %number = call i64 @whole(ptr %from, i64 %first)
+  %second = add i64 %i2, 16
+  %kept = call ptr @at(ptr %from, i64 %second)
+  %is_node = icmp sge i64 %number, 0
+  br i1 %is_node, label %given, label %put
+given:
+  %node = call ptr @PyList_GetItem(ptr %nodes, i64 %number)
+  %there = icmp ne ptr %node, null
+  br i1 %there, label %put, label %drop
+put:
+  %value = phi ptr [ %kept, %source ], [ %node, %given ]
+  call void @Py_IncRef(ptr %value)
+  %set = call i32 @PyTuple_SetItem(ptr %made, i64 %i, ptr %value)
+  %i1 = add i64 %i, 1
+  br label %next
+drop:
+  call void @Py_DecRef(ptr %made)
+  br label %failed
+failed:
+  ret ptr null
+done:
+  ret ptr %made
+}
+
+; The node of a call, or null with an error.
+define internal ptr @node(ptr %words, ptr %nodes, ptr %numbers, ptr %line) {
+entry:
+  %many = call i64 @PyObject_Size(ptr %numbers)
+  %none = icmp eq i64 %many, 0
+  br i1 %none, label %fixed, label %free
+free:
+  %single = call i64 @whole(ptr %words, i64 WORD_single)
+  %one = icmp ne i64 %single, 0
+  br i1 %one, label %own, label %wrong
+wrong:
+  call void @PyErr_BadArgument()
+  ret ptr null
+own:
+  %listed = call ptr @PyList_AsTuple(ptr %numbers)
+  %is_listed = icmp ne ptr %listed, null
+  br i1 %is_listed, label %scalars, label %failed
+fixed:
+  %theirs = call ptr @at(ptr %words, i64 WORD_scalars)
+  call void @Py_IncRef(ptr %theirs)
+  br label %scalars
+scalars:
+  %given = phi ptr [ %listed, %own ], [ %theirs, %fixed ]
+  %srcs = call ptr @sources(ptr %words, ptr %nodes)
+  %has_srcs = icmp ne ptr %srcs, null
+  br i1 %has_srcs, label %make, label %drop
+make:
+  %class = call ptr @at(ptr %words, i64 WORD_node)
+  %node = call ptr @PyType_GenericAlloc(ptr %class, i64 0)
+  %is_made = icmp ne ptr %node, null
+  br i1 %is_made, label %fill, label %drop_both
+fill:
+  %nothing = call ptr @at(ptr %words, i64 WORD_none)
+  %kind = call ptr @at(ptr %words, i64 WORD_kind)
+  %attrs = call ptr @at(ptr %words, i64 WORD_attrs)
+  %shape = call ptr @at(ptr %words, i64 WORD_shape)
+  %dtype = call ptr @at(ptr %words, i64 WORD_dtype)
+  %form = call ptr @at(ptr %words, i64 WORD_form)
+  %false = call ptr @at(ptr %words, i64 WORD_false)
+  %lined = call i64 @whole(ptr %words, i64 WORD_lined)
+  %has_line = icmp ne i64 %lined, 0
+  %shown = select i1 %has_line, ptr %line, ptr %nothing
+  call void @give(ptr %node, i64 NODE_srcs, ptr %srcs)
+  call void @give(ptr %node, i64 NODE_scalars, ptr %given)
+  call void @set(ptr %node, i64 NODE_kind, ptr %kind)
+  call void @set(ptr %node, i64 NODE_attrs, ptr %attrs)
+  call void @set(ptr %node, i64 NODE_shape, ptr %shape)
+  call void @set(ptr %node, i64 NODE_dtype, ptr %dtype)
+  call void @set(ptr %node, i64 NODE_line, ptr %shown)
+  call void @set(ptr %node, i64 NODE_form, ptr %form)
+  call void @set(ptr %node, i64 NODE_buffer, ptr %nothing)
+  call void @set(ptr %node, i64 NODE_shared, ptr %false)
+  call void @set(ptr %node, i64 NODE_host, ptr %nothing)
+  ret ptr %node
+drop_both:
+  call void @Py_DecRef(ptr %srcs)
+  br label %drop
+drop:
+  call void @Py_DecRef(ptr %given)
+  br label %failed
+failed:
+  ret ptr null
+}
+
+; Let a runtime know that a storage's value waits; false with an error.
+define internal i1 @wait(ptr %words, ptr %home, ptr %storage) {
+entry:
+  %none = call ptr @at(ptr %words, i64 WORD_none)
+  %a = call ptr @at(ptr %words, i64 WORD_recording)
+  %b = call ptr @at(ptr %words, i64 WORD_lent)
+  %c = call ptr @at(ptr %words, i64 WORD_pending)
+  %d = call ptr @at(ptr %words, i64 WORD_ahead)
+  %e = call ptr @at(ptr %words, i64 WORD_bound)
+  %recording = call ptr @PyObject_GetAttr(ptr %home, ptr %a)
+  %lent = call ptr @PyObject_GetAttr(ptr %home, ptr %b)
+  %pending = call ptr @PyObject_GetAttr(ptr %home, ptr %c)
+  %ahead = call ptr @PyObject_GetAttr(ptr %home, ptr %d)
+  ; An attribute that is not there leaves an error, which is looked for at the end.
+  %has_lent = icmp ne ptr %lent, null
+  %has_pending = icmp ne ptr %pending, null
+  %has_ahead = icmp ne ptr %ahead, null
+  %two = and i1 %has_lent, %has_pending
+  %three = and i1 %two, %has_ahead
+  br i1 %three, label %look, label %end
+look:
+  %limit = call ptr @PyObject_GetAttr(ptr %ahead, ptr %e)
+  %has_limit = icmp ne ptr %limit, null
+  br i1 %has_limit, label %compare, label %end
+compare:
+  %most = call i64 @PyLong_AsSsize_t(ptr %limit)
+  call void @Py_DecRef(ptr %limit)
+  %seen = call i64 @PyObject_Size(ptr %lent)
+  %count = call i64 @PyList_Size(ptr %pending)
+  %calm = icmp eq ptr %recording, %none
+  %unseen = icmp eq i64 %seen, 0
+  %room = icmp slt i64 %count, %most
+  %quiet = and i1 %calm, %unseen
+  %plain = and i1 %quiet, %room
+  br i1 %plain, label %append, label %usual
+append:
+  %reference = call ptr @PyWeakref_NewRef(ptr %storage, ptr null)
+  %made = icmp ne ptr %reference, null
+  br i1 %made, label %put, label %end
+put:
+  %appended = call i32 @PyList_Append(ptr %pending, ptr %reference)
+  call void @Py_DecRef(ptr %reference)
+  br label %end
+usual:
+  %name = call ptr @at(ptr %words, i64 WORD_add)
+  %adder = call ptr @PyObject_GetAttr(ptr %home, ptr %name)
+  %has_adder = icmp ne ptr %adder, null
+  br i1 %has_adder, label %add, label %end
+add:
+  %added = call ptr @PyObject_CallOneArg(ptr %adder, ptr %storage)
+  call void @Py_DecRef(ptr %adder)
+  call void @Py_DecRef(ptr %added)
+  br label %end
+end:
+  call void @Py_DecRef(ptr %recording)
+  call void @Py_DecRef(ptr %lent)
+  call void @Py_DecRef(ptr %pending)
+  call void @Py_DecRef(ptr %ahead)
+  %error = call ptr @PyErr_Occurred()
+  %fine = icmp eq ptr %error, null
+  ret i1 %fine
+}
+
+; A storage on a node, which is the caller's no more; null with an error.
+define internal ptr @storage(ptr %words, ptr %node) {
+entry:
+  %class = call ptr @at(ptr %words, i64 WORD_storage)
+  %opened = call ptr @at(ptr %words, i64 WORD_opened)
+  %name = call ptr @at(ptr %words, i64 WORD_runtime)
+  %home = call ptr @PyObject_GetAttr(ptr %opened, ptr %name)
+  %is_open = icmp ne ptr %home, null
+  br i1 %is_open, label %make, label %drop
+make:
+  %storage = call ptr @PyType_GenericAlloc(ptr %class, i64 0)
+  %is_made = icmp ne ptr %storage, null
+  br i1 %is_made, label %fill, label %close
+fill:
+  %none = call ptr @at(ptr %words, i64 WORD_none)
+  %zero = call ptr @at(ptr %words, i64 WORD_zero)
+  %dtype = call ptr @at(ptr %words, i64 WORD_dtype)
+  %elements = call ptr @at(ptr %words, i64 WORD_elements)
+  call void @give(ptr %storage, i64 STORAGE_node, ptr %node)
+  call void @give(ptr %storage, i64 STORAGE_runtime, ptr %home)
+  call void @set(ptr %storage, i64 STORAGE_dtype, ptr %dtype)
+  call void @set(ptr %storage, i64 STORAGE_elements, ptr %elements)
+  call void @set(ptr %storage, i64 STORAGE_version, ptr %zero)
+  call void @set(ptr %storage, i64 STORAGE_donor, ptr %none)
+  call void @set(ptr %storage, i64 STORAGE_resting, ptr %none)
+  %waits = call i1 @wait(ptr %words, ptr %home, ptr %storage)
+  br i1 %waits, label %done, label %lose
+done:
+  ret ptr %storage
+lose:
+  call void @Py_DecRef(ptr %storage)
+  ret ptr null
+close:
+  call void @Py_DecRef(ptr %home)
+  br label %drop
+drop:
+  call void @Py_DecRef(ptr %node)
+  ret ptr null
+}
+
+; A tensor of PyTorch's whose storage carries ours; null with an error.
+define internal ptr @tensor(ptr %words, ptr %storage) {
+entry:
+  %given = alloca [4 x ptr], align 16
+  %second = getelementptr ptr, ptr %given, i64 1
+  %third = getelementptr ptr, ptr %given, i64 2
+  %size = call ptr @at(ptr %words, i64 WORD_size)
+  %type = call ptr @at(ptr %words, i64 WORD_type)
+  %create = call ptr @at(ptr %words, i64 WORD_create)
+  store ptr %size, ptr %given
+  store ptr %type, ptr %second
+  %x = call ptr @PyObject_Vectorcall(ptr %create, ptr %given, i64 2, ptr null)
+  %is_made = icmp ne ptr %x, null
+  br i1 %is_made, label %home, label %failed
+home:
+  %memory_of = call ptr @at(ptr %words, i64 WORD_memory_of)
+  store ptr %x, ptr %given
+  %empty = call ptr @PyObject_Vectorcall(ptr %memory_of, ptr %given, i64 1, ptr null)
+  %has_home = icmp ne ptr %empty, null
+  br i1 %has_home, label %address, label %drop
+address:
+  %addresses = call ptr @at(ptr %words, i64 WORD_addresses)
+  %number = call ptr @PyIter_Next(ptr %addresses)
+  %has_number = icmp ne ptr %number, null
+  br i1 %has_number, label %construct, label %drop_home
+construct:
+  %device = call ptr @at(ptr %words, i64 WORD_device)
+  %nbytes = call ptr @at(ptr %words, i64 WORD_nbytes)
+  %constructor = call ptr @at(ptr %words, i64 WORD_construct)
+  store ptr %number, ptr %given
+  store ptr %device, ptr %second
+  store ptr %nbytes, ptr %third
+  %new = call ptr @PyObject_Vectorcall(ptr %constructor, ptr %given, i64 3, ptr null)
+  call void @Py_DecRef(ptr %number)
+  %is_new = icmp ne ptr %new, null
+  br i1 %is_new, label %exchange, label %drop_home
+exchange:
+  %swap = call ptr @at(ptr %words, i64 WORD_swap)
+  store ptr %empty, ptr %given
+  store ptr %new, ptr %second
+  %swapped = call ptr @PyObject_Vectorcall(ptr %swap, ptr %given, i64 2, ptr null)
+  call void @Py_DecRef(ptr %new)
+  call void @Py_DecRef(ptr %swapped)
+  %is_swapped = icmp ne ptr %swapped, null
+  br i1 %is_swapped, label %carry, label %drop_home
+carry:
+  %name = call ptr @at(ptr %words, i64 WORD_webgpu)
+  %set = call i32 @PyObject_SetAttr(ptr %empty, ptr %name, ptr %storage)
+  %is_set = icmp eq i32 %set, 0
+  br i1 %is_set, label %done, label %drop_home
+done:
+  call void @Py_DecRef(ptr %empty)
+  ret ptr %x
+drop_home:
+  call void @Py_DecRef(ptr %empty)
+  br label %drop
+drop:
+  call void @Py_DecRef(ptr %x)
+  br label %failed
+failed:
+  ret ptr null
+}
+
+define ptr @wt_record(ptr %self, ptr %args, i64 %count) {
+entry:
+  %words = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %right = icmp eq i64 %count, 3
+  br i1 %right, label %given, label %wrong
+wrong:
+  call void @PyErr_BadArgument()
+  ret ptr null
+given:
+  %nodes = call ptr @at(ptr %args, i64 0)
+  %numbers = call ptr @at(ptr %args, i64 8)
+  %line = call ptr @at(ptr %args, i64 16)
+  %node = call ptr @node(ptr %words, ptr %nodes, ptr %numbers, ptr %line)
+  %is_recorded = icmp ne ptr %node, null
+  br i1 %is_recorded, label %stored, label %failed
+stored:
+  %storage = call ptr @storage(ptr %words, ptr %node)
+  %is_stored = icmp ne ptr %storage, null
+  br i1 %is_stored, label %shown, label %failed
+shown:
+  %x = call ptr @tensor(ptr %words, ptr %storage)
+  call void @Py_DecRef(ptr %storage)
+  ret ptr %x
+failed:
+  ret ptr null
+}
+"""
+
+
+def assembled(
+    text: str, name: str, classes: Mapping[str, type[object]], words: Sequence[str]
+) -> int | None:
+    """Return where the function of a text is (see `slots.text`); None where there is no machine code, or objects are
+    of another making.
+    """
+    if sys.platform == "win32" or sys.implementation.name != "cpython" or device.swap is None:
+        return None
+    if ctypes.sizeof(ctypes.c_void_p) != 8 or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return None
+    try:
+        from webtorch.runtime.backends.cpu import jit, slots
+    except ImportError:
+        # Without NumPy.
+        return None
+    if not jit.available():
+        return None
+    try:
+        return jit.assemble(slots.text(HELP + text, classes, words, {}), (name,))[0]
+    except LookupError:
+        return None
+
+
+def function(
+    name: bytes,
+    address: int,
+    objects: Sequence[object],
+    numbers: Sequence[int],
+    kept: object = None,
+) -> Callable[..., Any]:
+    """Return machine code as a function of Python's, whose `self` are words: objects, and numbers. It
+    holds the objects, and what is `kept` for it."""
+    from webtorch.runtime.backends.cpu import launch
+
+    words = [*map(id, objects), *numbers]
+    cells = (ctypes.c_int64 * len(words))(*words)
+    return launch.builtin(name, address, cells, (cells, objects, kept))
+
+
+@functools.cache
+def _address() -> int | None:
+    return assembled(_TEXT, "wt_record", {"NODE": Node, "STORAGE": Storage}, _WORDS)
+
+
+# What every function knows. Each object lives as long as the process.
+_COMMON: list[object] = [
+    None, False, 0, Node, Storage, opened, "runtime", "recording", "lent", "pending", "ahead", "bound", "add",
+    device._create, device._storage_of, device._addresses, device._construct, DEVICE, device.swap, "_webgpu",
+]  # fmt: skip
+
+
+def recorder(plan: Plan) -> Callable[..., torch.Tensor] | None:
+    """Return what records a plan's calls and makes tensors of their results; None where Python does."""
+    address = _address()
+    if address is None or plan.make is not None or not plan.place.is_plain or plan.place.laid:
+        return None
+    if not plan.single and any(n is not None for n in plan.numbers):
+        # A call's numbers are those of several operations.
+        return None
+    place = plan.place
+    objects = [
+        *_COMMON, plan.kind, plan.attrs, plan.scalars, plan.shape, plan.dtype, plan.form, place.elements, place.size,
+        place.dtype, place.nbytes,
+    ]  # fmt: skip
+    numbers = [plan.lined, plan.single, -1 if plan.is_straight else len(plan.leaves)]
+    if not plan.is_straight:
+        # Of each source, which of the operands' nodes it is, or none and a node of the plan's own.
+        for leaf in plan.leaves:
+            numbers += (leaf, 0) if type(leaf) is int else (-1, id(leaf))
+    return function(b"record", address, objects, numbers, plan.leaves)

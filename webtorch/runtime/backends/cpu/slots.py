@@ -1,0 +1,71 @@
+"""Where objects keep their slots, for machine code that reads and makes them. Standard library only."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Mapping, Sequence
+
+
+class _Member(ctypes.Structure):
+    """PyMemberDef."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("kind", ctypes.c_int),
+        ("offset", ctypes.c_ssize_t),
+        ("flags", ctypes.c_int),
+        ("doc", ctypes.c_char_p),
+    )
+
+
+class _Slot(ctypes.Structure):
+    """PyMemberDescrObject, behind what every object begins with."""
+
+    _fields_ = (
+        ("owner", ctypes.c_void_p),
+        ("name", ctypes.c_void_p),
+        ("qualified", ctypes.c_void_p),
+        ("member", ctypes.POINTER(_Member)),
+    )
+
+
+# The kind of a member that is an object, or not there.
+_OBJECT = 16
+
+
+def offset(cls: type[object], name: str) -> int:
+    """Return where objects of a class keep a slot. Raises LookupError for what is none."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            slot = vars(base)[name]
+            if type(slot).__name__ != "member_descriptor":
+                break
+            member = _Slot.from_address(id(slot) + object.__basicsize__).member.contents
+            if member.name != name.encode() or member.kind != _OBJECT:
+                break
+            return int(member.offset)
+    raise LookupError(f"{cls.__name__}.{name} is no slot")
+
+
+def text(
+    text: str, classes: Mapping[str, type[object]], words: Sequence[str], others: Mapping[str, int]
+) -> str:
+    """Return a text in LLVM's own language with numbers for names in it: TYPE, of what is `others`', and of others
+    after what their first part says: NODE_kind is where objects of `classes["NODE"]` keep `kind`, WORD_kind where the
+    word of this name is, in bytes, and IS_kind its number. Raises LookupError where something is no slot.
+    """
+    known = {"TYPE": object.__basicsize__ - 8, **others}
+
+    def place(found: re.Match[str]) -> str:
+        """Return the number that stands for a name."""
+        if found[0] in known:
+            return str(known[found[0]])
+        kind, name = found.groups()
+        if kind in ("IS", "WORD"):
+            number = words.index(name)
+            return str(number if kind == "IS" else 8 * number)
+        return str(offset(classes[kind], name))
+
+    names = re.sub(rf"\b({'|'.join(known)})\b", place, text)
+    return re.sub(r"\b([A-Z][A-Z_]*[A-Z])_([a-z_]+)\b", place, names)
