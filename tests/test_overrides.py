@@ -375,3 +375,34 @@ def test_overridable_functions_are_told_apart() -> None:
         assert lib.overrides.resolve_name(lib.Tensor.add) == "torch.Tensor.add"
         assert lib.overrides.is_tensor_method_or_property(lib.Tensor.shape.__get__)
         assert not lib.overrides.is_tensor_method_or_property(lib.add)
+
+
+@pytest.mark.parametrize("lib", [webtorch, torch])
+def test_what_a_function_calls_is_asked_though_the_call_itself_is_not(lib: Any) -> None:
+    """`redispatch_function` skips one call: of a class, and of a mode that is on again."""
+    seen: list[str] = []
+
+    def redispatched(func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen.append(func.__name__)
+        return lib.overrides.redispatch_function(func, types, args, kwargs)
+
+    class Logged(lib.Tensor):  # type: ignore[misc]
+        __torch_function__ = staticmethod(redispatched)
+
+    class Log(lib.overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, *call: Any) -> Any:
+            with self:
+                return redispatched(*call)
+
+    def scaled(a: Any, b: Any) -> Any:
+        if lib.overrides.has_torch_function((a, b)):
+            return lib.overrides.handle_torch_function(scaled, (a, b), a, b)
+        return lib.mul(a, b) + 1
+
+    x = lib.tensor([3.0])
+    out = scaled(x.as_subclass(Logged), x.as_subclass(Logged))
+    assert seen == ["scaled", "mul"] and type(out) is lib.Tensor and out.tolist() == [10.0]
+    seen.clear()
+    with Log():
+        scaled(x, x)
+    assert seen[:2] == ["scaled", "mul"] and "add" in seen[2]

@@ -22,11 +22,11 @@ ORDER = (
     "scripts",
     "functions debug futures",
     "distributed",
-    "autograd amp data fft linalg masked overrides profiler quasirandom random signal sparse special testing types "
+    "autograd amp data fft linalg overrides profiler quasirandom random signal sparse special testing types "
     "webgpu",
     "nn accelerator cuda",
     "aten",
-    "utils",
+    "masked utils",
     "optim distributions func quantization",
     "capture _higher_order_ops",
     "compiler io onnx pytorch",

@@ -28,7 +28,9 @@ from webtorch.tensors.host import bindings
 WHEEL = Path(str(distribution("torch").locate_file("")))
 # Files that are read from the wheel; all else is webtorch's.
 BORROWED = ("torch.testing._internal", "torch.testing._comparison", "torch.utils._import_utils",
-            "torch.testing._utils", "torch._utils", "torch._utils_internal", "torch._vendor", "functorch")  # fmt: skip
+            "torch.testing._utils", "torch._utils", "torch._utils_internal", "torch._vendor", "functorch",
+            "torch.masked.maskedtensor.unary", "torch.masked.maskedtensor.binary",
+            "torch.masked.maskedtensor.reductions")  # fmt: skip
 PARAMETERS = "torch.testing._internal.generated.annotated_fn_args"
 
 

@@ -32,7 +32,12 @@ FILES = (
     "optim/test_swa_utils", "test_optim", "distributions/test_distributions",
     "distributions/test_constraints", "distributions/test_transforms", "test_serialization", "test_stateless",
     "test_dataloader", "functorch/test_vmap", "functorch/test_eager_transforms", "test_sparse", "test_sparse_csr",
-    "test_modules",
+    "test_modules", "test_foreach", "test_masked", "test_maskedtensor", "test_weak", "test_subclass",
+    "test_segment_reductions", "test_sort_and_select", "test_scatter_gather_ops", "test_numpy_interop",
+    "test_complex", "test_comparison_utils", "test_type_info", "test_overrides", "test_fx", "test_pytree",
+    "test_namedtuple_return_api", "test_native_functions", "test_native_mha", "test_spectral_ops",
+    "test_flop_counter", "test_python_dispatch", "test_functional_optim", "test_dlpack", "test_utils",
+    "test_per_overload_api",
 )  # fmt: skip
 Task = tuple[str, str, str]
 

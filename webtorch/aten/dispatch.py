@@ -347,7 +347,11 @@ def enter(operator: OpOverload, args: Args, kwargs: Kwargs, run: Callable[[], ob
             return run()
     rule = None if whole or not mode.grad else BACKWARD.get(str(operator)) or _derivative(operator)
     # A view is differentiated by what it is a view of, unless only its class knows what that is.
-    if rule is not None and operator.is_view and not any(_classes((args, kwargs))):
+    classes = list(_classes((args, kwargs)))
+    if operator.is_view and not classes:
+        rule = None
+    if any(getattr(kind, "_pullbacks", False) for kind in classes):
+        # These know the gradients of all operators.
         rule = None
     wanted = [x.requires_grad for x in _tensors((args, kwargs))]
     # What is derived by name knows the first operand's gradient only.

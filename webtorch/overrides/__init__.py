@@ -31,6 +31,7 @@ __all__ = [
     "has_torch_function",
     "is_tensor_like",
     "is_tensor_method_or_property",
+    "redispatch_function",
     "resolve_name",
     "wrap_torch_function",
 ]
@@ -45,6 +46,8 @@ def has_torch_function(relevant_args: Sequence[object]) -> bool:
     """Whether a mode is on, or an argument's class has a `__torch_function__` that is to be asked."""
     if not isinstance(relevant_args, Sequence):
         raise TypeError(f"expected a sequence, got {type(relevant_args).__name__}")
+    if override.skipped():
+        return False
     if state.modes and state.modes_asked:
         return True
     return state.classes and any(override.asks(type(x)) for x in relevant_args)
@@ -94,6 +97,13 @@ def wrap_torch_function(
         return wrapped
 
     return decorate
+
+
+def redispatch_function(
+    func: Callable[..., Any], types: Iterable[type[object]], args: Sequence[object], kwargs: Any
+) -> Any:
+    """Call a function within a `__torch_function__` without asking for this call; what it calls asks."""
+    return override.unasked(func, types, args, kwargs)
 
 
 def is_tensor_like(inp: object) -> bool:

@@ -40,6 +40,8 @@ class _State(threading.local):
     modes: tuple[Any, ...] = ()
     # How many blocks are open in which the classes of all arguments are asked (`asking`).
     asking = 0
+    # Whether the next call asks nobody (`unasked`).
+    skip = False
 
 
 state = _State()
@@ -61,6 +63,21 @@ def disabled(func: Any, types: object, args: Any = (), kwargs: Any = None) -> An
     """Call `func`: as `__torch_function__` of a class, this says that the class is not asked."""
     with Switch(classes=False):
         return func(*args, **(kwargs or {}))
+
+
+def unasked(func: Callable[..., Any], types: object, args: Sequence[object], kwargs: Any) -> Any:
+    """Call `func`, which asks nobody: what it calls does."""
+    state.skip = True
+    try:
+        return func(*args, **(kwargs or {}))
+    finally:
+        state.skip = False
+
+
+def skipped() -> bool:
+    """Whether a call asks nobody; the one after it does."""
+    found, state.skip = state.skip, False
+    return found
 
 
 class Switch:
@@ -207,6 +224,10 @@ class Override:
         public = askable().get(callee.public)
         if public is None:
             return run(args, kwargs)
+        if skipped():
+            # Parts of an operation ask no class.
+            with Switch(classes=False):
+                return run(args, kwargs)
         modes = state.modes and state.modes_asked
         given = args if not kwargs else (*args, *kwargs.values())
         relevant: list[object] = []

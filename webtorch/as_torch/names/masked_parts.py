@@ -8,6 +8,7 @@ from typing import Any
 
 from webtorch.functions import masked
 from webtorch.functions import public as webtorch
+from webtorch.masked.masked_tensor import MaskedTensor
 from webtorch.ops.record import TABLE
 from webtorch.tensors.tensor import Tensor
 
@@ -44,6 +45,18 @@ def _input_mask(
     elif input.layout is webtorch.sparse_coo:
         whole = whole.to_sparse(input.sparse_dim()).coalesce()
     return whole.to(dtype=webtorch.bool)
+
+
+def _combine_input_and_mask(op: Any, input: Any, mask: Any, *args: object) -> Tensor:
+    """Return an input with what changes nothing to an operation where the mask is False."""
+    if mask is None and isinstance(input, MaskedTensor):
+        input, mask = input.get_data(), input.get_mask()
+    if mask is None:
+        return input
+    name = op if isinstance(op, str) else op.__name__
+    value = _reduction_identity(name, input, *args)
+    assert value is not None
+    return webtorch.where(_input_mask(input, mask=mask), input, value)
 
 
 def _output_mask(op: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
