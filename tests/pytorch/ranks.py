@@ -430,10 +430,23 @@ def _events() -> list[str]:
     return events
 
 
+class _Normed(nn.Module):
+    """A module of a program's own: Dynamo passes over frames of PyTorch's containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the layers' result."""
+        found: torch.Tensor = self.layers(x)
+        return found
+
+
 def _compiled_later() -> float:
     """Return how far the loss of a module is when it is compiled after steps that have packed its buffers."""
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).to("webgpu")
+    layers = _Normed().to("webgpu")
     model, x = nn.parallel.DistributedDataParallel(layers), torch.randn(4, 8).to("webgpu")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):
