@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 import webtorch
-from tests.lower.graphs import program_of
+from tests.lower.graphs import GPU, program_of
 from webtorch import nn, optim
-from webtorch.ir.kernel import Kernel, Several
-from webtorch.ir.program import Program
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import float32
+from webtorch.ir.kernel import BufferSlot, Kernel, Reduce, Several, Store
+from webtorch.ir.program import Dispatch, Program, Step
+from webtorch.lower.together import put_together
 from webtorch.nn import functional as F
 from webtorch.quantization import FORMATS, PackedTensor
 from webtorch.tensors.device import resolve
@@ -188,3 +191,32 @@ def test_sums_beside_each_other_are_those_of_each(
         np.testing.assert_allclose(y.cpu(), x.cpu().numpy() @ w.cpu().numpy().T, atol=1e-4)
     routines = compiled.latest().executable.program.routines
     assert [type(r) for r in routines] == [Several]
+
+
+def test_sums_stay_behind_updates_that_move() -> None:
+    """An update that waits for another one happens there: a sum of what it writes may not move to before that."""
+    size, rows = 8, 5
+    i, j = ex.index(0, rows), ex.index(1, size)
+    inside = BufferSlot(float32, "read_write", rows * size)
+    more = ex.load(0, float32, ex.index(0, rows * size)) + 1.0
+    update = Kernel(
+        "update", (rows * size,), (), (inside,), (), (), (Store(0, ex.index(0, rows * size), more),)
+    )
+    value = ex.load(0, float32, i * size + j) * ex.load(1, float32, j)
+    slots = [BufferSlot(float32, "read", n) for n in (rows * size, size)]
+    total = Kernel(
+        "total", (rows,), (size,), (*slots, BufferSlot(float32, "write", rows)), (),
+        (Reduce("sum", value, float32),), (Store(2, i, ex.reduced(0, float32)),),
+    )  # fmt: skip
+    written, vector, other = 0, 1, 2
+    steps: list[Step] = [
+        Dispatch(0, (written,), (), ""),
+        Dispatch(1, (other, vector, 3), (), ""),
+        Dispatch(0, (4,), (), ""),
+        Dispatch(1, (written, vector, 5), (), ""),
+    ]
+    found, _ = put_together(steps, [update, total], replace(GPU, has_several=True), [])
+    # The updates are one, behind the first sum; the second one comes last.
+    assert [s.buffers for s in found if isinstance(s, Dispatch)] == [
+        (other, vector, 3), (written, 4), (written, vector, 5),
+    ]  # fmt: skip

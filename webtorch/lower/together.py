@@ -113,6 +113,9 @@ def put_together(
                 waiting[0].closed = ("waiting", f"more than {_MAX_WAITING + 1} other kernels wait")
             waiting = [*waiting[-_MAX_WAITING:], run]
         run.add(one)
+        if run.vector is None:
+            # All of these happen here now, those too that stood before the sums.
+            touched, written = set(run.buffers), run.written
         _pass(waiting, run, touched, written)
     several = [r for r in runs if len(r.steps) > 1]
     if not several:
