@@ -188,7 +188,7 @@ class _Told:
                 found[rank] = exchange.said(rank, number)
             if ended and any(found[rank] is None for rank in ended):
                 exchange.lost = f"the process of rank {ended[0]} of the group has ended"
-            elif now - began > self._timeout:
+            elif None in found and now - began > self._timeout:
                 exchange.lost = f"timed out after {self._timeout:g} s"
             if exchange.lost:
                 raise MissingError(exchange.lost)

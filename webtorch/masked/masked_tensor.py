@@ -303,11 +303,8 @@ def _call(func: OpOverload, args: Any, kwargs: Any) -> Any:
     if name in _OWN:
         return _OWN[name](*args, **kwargs)
     pointwise = entry is not None and _is_pointwise(entry)
-    if (
-        f"masked_{stem}" in (*TABLE, "masked_all")
-        and not writes
-        and (entry is None or entry.family != "elementwise")
-    ):
+    is_masked = stem == "all" or f"masked_{stem}" in TABLE
+    if is_masked and not writes and (entry is None or entry.family != "elementwise"):
         return _by_mask(stem, func, args, kwargs)
     made = entry is not None and (entry.factory or entry.family == "creation")
     if made and isinstance(args[0], MaskedTensor):

@@ -33,8 +33,9 @@ _IN_A_LANE = 4
 _MOST_LANES = 16
 # A row's three bytes are each 128 less than those of the number and this.
 _CLEAR = 0x808080
-_MOST = (1 << 23) - _CLEAR // 256 - 1000
-# Below the first the row's factor, above the second its largest number is infinite.
+# The largest number of which that has three bytes is 0x7F7F7F; rounding may exceed what is asked for by some.
+_MOST = 0x7F7F7F - 1000
+# The bits of 1e-30, from which on a group's factor and its inverse are normal numbers, and of infinity.
 _LEAST, _INFINITE = 0x0DA24260, 0x7F800000
 # Rows are kept on the stack.
 _LONGEST = 1 << 15
