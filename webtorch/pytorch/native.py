@@ -33,20 +33,6 @@ _WORDS = (
     "shape", "dtype", "form", "elements", "size", "type", "nbytes", "lined", "single", "sources",
 )  # fmt: skip
 
-# What texts begin with.
-HELP = """
-define internal ptr @at(ptr %object, i64 %offset) alwaysinline {
-  %place = getelementptr i8, ptr %object, i64 %offset
-  %found = load ptr, ptr %place
-  ret ptr %found
-}
-
-define internal i64 @whole(ptr %object, i64 %offset) alwaysinline {
-  %place = getelementptr i8, ptr %object, i64 %offset
-  %found = load i64, ptr %place
-  ret i64 %found
-}
-"""
 _TEXT = """
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare i64 @PyLong_AsSsize_t(ptr)
@@ -389,7 +375,11 @@ failed:
 
 
 def assembled(
-    text: str, name: str, classes: Mapping[str, type[object]], words: Sequence[str]
+    text: str,
+    name: str,
+    classes: Mapping[str, type[object]],
+    words: Sequence[str],
+    others: Mapping[str, int],
 ) -> int | None:
     """Return where the function of a text is (see `slots.text`); None where there is no machine code, or objects are
     of another making.
@@ -406,7 +396,7 @@ def assembled(
     if not jit.available():
         return None
     try:
-        return jit.assemble(slots.text(HELP + text, classes, words, {}), (name,))[0]
+        return jit.assemble(slots.text(text, classes, words, others), (name,))[0]
     except LookupError:
         return None
 
@@ -429,7 +419,7 @@ def function(
 
 @functools.cache
 def _address() -> int | None:
-    return assembled(_TEXT, "wt_record", {"NODE": Node, "STORAGE": Storage}, _WORDS)
+    return assembled(_TEXT, "wt_record", {"NODE": Node, "STORAGE": Storage}, _WORDS, {})
 
 
 # What every function knows. Each object lives as long as the process.

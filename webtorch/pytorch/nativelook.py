@@ -165,9 +165,9 @@ no:
 
 define ptr @wt_look(ptr %self, ptr %args, i64 %given_count) {
 entry:
-  %tensors = alloca [8 x ptr], align 16
-  %nodes = alloca [8 x ptr], align 16
-  %numbers = alloca [8 x ptr], align 16
+  %tensors = alloca [MOST x ptr], align 16
+  %nodes = alloca [MOST x ptr], align 16
+  %numbers = alloca [MOST x ptr], align 16
   %filled = alloca i64, align 8
   %held = alloca i64, align 8
   %free = alloca i64, align 8
@@ -255,14 +255,14 @@ value:
 typed:
   %class = call ptr @at(ptr %x, i64 TYPE)
   switch i64 %what, label %out [
-    i64 0, label %tensor
-    i64 1, label %constant
-    i64 2, label %several
-    i64 3, label %number
-    i64 4, label %float
-    i64 5, label %nothing_there
-    i64 6, label %long
-    i64 7, label %several
+    i64 TENSOR, label %tensor
+    i64 CONSTANT, label %constant
+    i64 LIST, label %several
+    i64 FREE, label %number
+    i64 FLOAT, label %float
+    i64 NONE, label %nothing_there
+    i64 LENGTH, label %long
+    i64 TUPLE, label %several
   ]
 constant:
   %is_asked = icmp eq ptr %class, %asked
@@ -281,7 +281,7 @@ long:
 several:
   %list_class = call ptr @at(ptr %words, i64 WORD_list)
   %tuple_class = call ptr @at(ptr %words, i64 WORD_tuple)
-  %is_list = icmp eq i64 %what, 2
+  %is_list = icmp eq i64 %what, LIST
   %list_or_tuple = select i1 %is_list, ptr %list_class, ptr %tuple_class
   %is_right = icmp eq ptr %class, %list_or_tuple
   br i1 %is_right, label %counted, label %out
@@ -475,7 +475,11 @@ give:
 @functools.cache
 def _address() -> int | None:
     classes = {"NODE": Node, "STORAGE": Storage, "MEMORY": Memory, "NEAR": Near}
-    return assembled(_TEXT, "wt_look", classes, _WORDS)
+    asked = {
+        "TENSOR": _TENSOR, "CONSTANT": _CONSTANT, "LIST": _LIST, "FREE": _FREE, "FLOAT": _FLOAT, "NONE": _NONE,
+        "LENGTH": _LENGTH, "TUPLE": _TUPLE, "MOST": _MOST,
+    }  # fmt: skip
+    return assembled(_TEXT, "wt_look", classes, _WORDS, asked)
 
 
 _COMMON: list[object] = [

@@ -67,12 +67,6 @@ declare ptr @PyObject_CallOneArg(ptr, ptr)
 declare i32 @PyType_IsSubtype(ptr, ptr)
 declare ptr @PyType_GenericAlloc(ptr, i64)
 
-define internal ptr @at(ptr %object, i64 %offset) alwaysinline {
-  %place = getelementptr i8, ptr %object, i64 %offset
-  %found = load ptr, ptr %place
-  ret ptr %found
-}
-
 define internal i64 @word(ptr %words, i64 %number) alwaysinline {
   %place = getelementptr i64, ptr %words, i64 %number
   %found = load i64, ptr %place

@@ -30,6 +30,20 @@ class _Slot(ctypes.Structure):
     )
 
 
+# What texts begin with: an object, and a number, of what lies at a place.
+_HELP = """
+define internal ptr @at(ptr %object, i64 %offset) alwaysinline {
+  %place = getelementptr i8, ptr %object, i64 %offset
+  %found = load ptr, ptr %place
+  ret ptr %found
+}
+
+define internal i64 @whole(ptr %object, i64 %offset) alwaysinline {
+  %place = getelementptr i8, ptr %object, i64 %offset
+  %found = load i64, ptr %place
+  ret i64 %found
+}
+"""
 # The kind of a member that is an object, or not there.
 _OBJECT = 16
 
@@ -51,9 +65,11 @@ def offset(cls: type[object], name: str) -> int:
 def text(
     text: str, classes: Mapping[str, type[object]], words: Sequence[str], others: Mapping[str, int]
 ) -> str:
-    """Return a text in LLVM's own language with numbers for names in it: TYPE, of what is `others`', and of others
-    after what their first part says: NODE_kind is where objects of `classes["NODE"]` keep `kind`, WORD_kind where the
-    word of this name is, in bytes, and IS_kind its number. Raises LookupError where something is no slot.
+    """Return a text in LLVM's own language with numbers for names in it, behind `_HELP`.
+
+    The names are TYPE (where an object keeps its class), those of `others`, and what has two parts: NODE_kind is where
+    objects of `classes["NODE"]` keep `kind`, WORD_kind where the word of this name is, in bytes, and IS_kind its
+    number. Raises LookupError where something is no slot.
     """
     known = {"TYPE": object.__basicsize__ - 8, **others}
 
@@ -68,4 +84,4 @@ def text(
         return str(offset(classes[kind], name))
 
     names = re.sub(rf"\b({'|'.join(known)})\b", place, text)
-    return re.sub(r"\b([A-Z][A-Z_]*[A-Z])_([a-z_]+)\b", place, names)
+    return _HELP + re.sub(r"\b([A-Z][A-Z_]*[A-Z])_([a-z_]+)\b", place, names)
