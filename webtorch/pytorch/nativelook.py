@@ -71,7 +71,6 @@ entry:
   %given = alloca ptr, align 8
   store ptr %x, ptr %given
   %none = call ptr @at(ptr %words, i64 WORD_none)
-  store ptr %none, ptr %bytes
   %memory_of = call ptr @at(ptr %words, i64 WORD_memory_of)
   %theirs = call ptr @PyObject_Vectorcall(ptr %memory_of, ptr %given, i64 1, ptr null)
   %there = icmp ne ptr %theirs, null
