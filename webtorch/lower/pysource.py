@@ -10,6 +10,8 @@ code). Imports floors 0-2.
 
 from __future__ import annotations
 
+import ast
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 
@@ -49,6 +51,21 @@ _KEEP_COST = 12
 # dear each of them may be.
 _TOGETHER = (4, 2)
 _LITTLE = 16
+
+
+def literal(node: ast.expr) -> float | int | None:
+    """Return the number that is written in a text; None for what is computed."""
+    match node:
+        case ast.Constant(value=bool() | int() | float() as number):
+            return number
+        case ast.Name(id="inf"):
+            return math.inf
+        case ast.Name(id="nan"):
+            return math.nan
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            inner = literal(operand)
+            return None if inner is None else -inner
+    return None
 
 
 class _Writer(ValueWriter):

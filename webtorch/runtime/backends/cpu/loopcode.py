@@ -7,8 +7,8 @@ buffers' addresses, then the arguments (integers, or float64), then the address 
 from __future__ import annotations
 
 import ast
-import math
 
+from webtorch.lower.pysource import literal
 from webtorch.runtime.backends import philox
 from webtorch.runtime.backends.cpu.llvmtypes import Instruction, Ir, IrModule, Kind, Metadata, Place
 from webtorch.runtime.backends.cpu.machine import BITS, BYTES, FLOATS, LlvmMachine, Value
@@ -359,7 +359,7 @@ class LoopCompiler:
 
     def typed(self, kind: str, node: ast.expr) -> Value:
         """A constant or a conversion: `float32(0.5)`, `float32(-inf)`, `int64(t3)`."""
-        number = _literal(node)
+        number = literal(node)
         if number is not None:
             return self.m.constant(number, kind)
         return self.m.cast(self.value(node), kind)
@@ -370,17 +370,3 @@ _SIGNS: dict[type[ast.cmpop | ast.operator], str] = {
     ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.BitAnd: "&", ast.BitOr: "|",
     ast.BitXor: "^",
 }  # fmt: skip
-
-
-def _literal(node: ast.expr) -> float | int | None:
-    match node:
-        case ast.Constant(value=bool() | int() | float() as number):
-            return number
-        case ast.Name(id="inf"):
-            return math.inf
-        case ast.Name(id="nan"):
-            return math.nan
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            inner = _literal(operand)
-            return None if inner is None else -inner
-    return None

@@ -193,7 +193,7 @@ class PlainExecutable:
 
 
 class PlainBackend(ProcessorBackend):
-    """The processor through plain Python, as device "cpu"."""
+    """The processor without NumPy, as device "cpu"."""
 
     def __init__(self, index: int) -> None:
         super().__init__(index, _MEMORY)
@@ -289,5 +289,5 @@ def set_num_threads(number: int) -> None:
 
 
 def open_backend(index: int) -> PlainBackend:
-    """Return plain Python as device "cpu"; `index` is 0."""
+    """Return the processor without NumPy as device "cpu"; `index` is 0."""
     return PlainBackend(index)

@@ -238,13 +238,13 @@ class Function:
         fits = self.op(bool_, "d.lt", size, self.constant(2.0**63, float64))
         return self.select(fits, near, self.constant(-(1 << 63), dtype))
 
-    def load(self, dtype: DType, address: Value) -> Value:
-        """Read an element as it lies: 16-bit floats as their bits."""
+    def load(self, dtype: DType, address: Value, offset: int = 0) -> Value:
+        """Read an element as it lies, so many bytes behind an address: 16-bit floats as their bits."""
         kind = held(dtype)
         if kind in "il" or dtype.itemsize == 2:
             kind = "l" if dtype.itemsize == 8 else f"i{dtype.itemsize}"
             kind += ("s" if has_sign(dtype) else "u") if dtype.itemsize < 4 else ""
-        self.emit(address, bytes((_LOADS[kind], 0, 0)))
+        self.emit(address, bytes((_LOADS[kind], 0)) + unsigned(offset))
         return self.keep(int32 if dtype.kind == "float" and dtype.itemsize == 2 else dtype)
 
     def store(self, dtype: DType, address: Value, value: Value) -> None:

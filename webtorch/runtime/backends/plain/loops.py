@@ -18,7 +18,7 @@ from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.ir.view import numel
 from webtorch.lower.affine import affine
 from webtorch.lower.bounds import bounds
-from webtorch.runtime.backends.plain.assembly import END, IF, Value
+from webtorch.runtime.backends.plain.assembly import END, GET, IF, SET, Value
 from webtorch.runtime.backends.plain.scalars import LIBRARY, Scalars
 
 Dep: TypeAlias = int | tuple[str, int]
@@ -26,6 +26,10 @@ Dep: TypeAlias = int | tuple[str, int]
 ROWS, WIDTH, BLOCK = 4, 8, 256
 # Products of less work are not worth packing their operands, and larger ones would take too much memory.
 _LITTLE, _MOST_BYTES = 2048, 1 << 28
+# Instructions of vectors of four: zeros, of memory whole and one element repeated (an offset follows), and arithmetic.
+_ZEROS = b"\xfd\x0c" + bytes(16)
+_LOAD, _SPLAT, _STORE = b"\xfd\x00\x00", b"\xfd\x09\x00", b"\xfd\x0b\x00"
+_ADD, _MUL = b"\xfd\xe4\x01", b"\xfd\xe6\x01"
 # The function of tiles comes first in a module, after those it brings.
 TILE = len(LIBRARY)
 
@@ -51,6 +55,8 @@ class Loops(Scalars):
         self.buffers = self.given[: len(kernel.buffers)]
         self.arguments = self.given[len(kernel.buffers) : -2]
         self.status, self.scratch = self.given[-2:]
+        # Bytes of scratch memory that are needed.
+        self.nbytes = 0
         self.scopes: list[_Scope] = []
         self.dep_memo: dict[Expr, frozenset[Dep]] = {}
         self.bounds_memo: dict[Expr, Range] = {}
@@ -317,6 +323,7 @@ class Loops(Scalars):
         self.open()
         product = _Product.of(self)
         if product is not None:
+            self.nbytes = product.nbytes
             product.write()
         elif kernel.outer_count:
             self.nest(range(self.first_inner), self.point)
@@ -596,40 +603,39 @@ def tile() -> Scalars:
         sums = [[m.local("v") for _ in range(vectors)] for _ in range(ROWS)]
         totals = [[m.local("v") for _ in range(vectors)] for _ in range(ROWS)]
         right = [m.local("v") for _ in range(vectors)]
-        zero = b"\xfd\x0c" + bytes(16)
         for lane in (n for line in totals for n in line):
-            m.emit(zero, b"\x21" + lane)
+            m.emit(_ZEROS, SET + lane)
         at, beside = m.variable(strip), m.variable(packed + (first << m.constant(2, int32)))
         begin = m.variable(m.constant(0, int32))
         outside, m.out = m.out, bytearray()
         for lane in (n for line in sums for n in line):
-            m.emit(zero, b"\x21" + lane)
+            m.emit(_ZEROS, SET + lane)
         limit = begin + m.constant(BLOCK, int32)
         limit = m.select(m.test("lt", limit, inner), limit, inner)
         k = m.variable(begin)
         block, m.out = m.out, bytearray()
         for v, lane in enumerate(right):
-            m.emit(beside, b"\xfd\x00\x00" + bytes((16 * v,)), b"\x21" + lane)
+            m.emit(beside, _LOAD + bytes((16 * v,)), SET + lane)
         for r, line in enumerate(sums):
             left = m.local("v")
-            m.emit(at, b"\xfd\x09\x00" + bytes((4 * r,)), b"\x21" + left)
+            m.emit(at, _SPLAT + bytes((4 * r,)), SET + left)
             for v, lane in enumerate(line):
-                product = b"\x20" + left + b"\x20" + right[v] + b"\xfd\xe6\x01"
-                m.emit(b"\x20" + lane, product, b"\xfd\xe4\x01", b"\x21" + lane)
+                product = GET + left + GET + right[v] + _MUL
+                m.emit(GET + lane, product, _ADD, SET + lane)
         m.put(at, at + m.constant(4 * ROWS, int32))
         m.put(beside, beside + row)
         body, m.out = bytes(m.out), block
         m.loop(k, limit, 1, body)
         for line, total in zip(sums, totals, strict=True):
             for lane, whole in zip(line, total, strict=True):
-                m.emit(b"\x20" + lane, b"\x20" + whole, b"\xfd\xe4\x01", b"\x21" + whole)
+                m.emit(GET + lane, GET + whole, _ADD, SET + whole)
         body, m.out = bytes(m.out), outside
         m.loop(begin, inner, BLOCK, body)
         place = target + (first << m.constant(2, int32))
         for r, total in enumerate(totals):
             start = place if not r else place + row * m.constant(r, int32)
             for v, lane in enumerate(total):
-                m.emit(start, b"\x20" + lane, b"\xfd\x0b\x00" + bytes((16 * v,)))
+                m.emit(start, GET + lane, _STORE + bytes((16 * v,)))
 
     first = m.variable(m.constant(0, int32))
     whole = m.op(int32, "i.and", padded, m.constant(-WIDTH, int32))
@@ -648,5 +654,4 @@ def tile() -> Scalars:
 def written(kernel: Kernel) -> tuple[Loops, int]:
     """Return the function of a kernel, and the bytes of scratch memory that it needs. Raises UnwritableError."""
     loops = Loops(kernel).render()
-    product = _Product.of(loops)
-    return loops, 0 if product is None else product.nbytes
+    return loops, loops.nbytes

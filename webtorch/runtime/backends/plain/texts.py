@@ -6,12 +6,12 @@ The language is that of `lower/pysource.py`; `runtime/backends/cpu/loopcode.py` 
 from __future__ import annotations
 
 import ast
-import math
 from collections.abc import Mapping, Sequence
 
 from webtorch.ir.dtype import ALL, DType, int32, uint32
 from webtorch.ir.expr import FUNCTIONS
 from webtorch.ir.kernel import Attention, Routine, Scan, Sort
+from webtorch.lower.pysource import literal
 from webtorch.lower.scansource import scan_source
 from webtorch.lower.templates import loops
 from webtorch.lower.templates.attention_backward import split
@@ -212,7 +212,7 @@ class Text(Scalars):
     def computed(self, name: str, args: Sequence[ast.expr]) -> Value:
         """Return the result of a function that texts use."""
         if name in _KINDS:
-            number = _literal(args[0])
+            number = literal(args[0])
             if number is not None:
                 return self.constant(number, _KINDS[name])
             return self.cast(self.value(args[0]), _KINDS[name])
@@ -237,18 +237,6 @@ class Text(Scalars):
     def result(self, gives_bool: bool, x: Value) -> DType:
         """Return the type that a function gives of a value."""
         return _KINDS["bool"] if gives_bool else x.dtype
-
-
-def _literal(node: ast.expr) -> float | int | None:
-    match node:
-        case ast.Constant(value=bool() | int() | float() as number):
-            return number
-        case ast.Name(id="inf"):
-            return math.inf
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            inner = _literal(operand)
-            return None if inner is None else -inner
-    return None
 
 
 def texts(routine: Routine) -> list[tuple[Function, tuple[int, ...], int]]:

@@ -20,7 +20,7 @@ from typing import Any
 from webtorch.ir.dtype import DType, float64, int32, int64, uint64
 from webtorch.ir.kernel import Kernel
 from webtorch.ir.program import Copy, Dispatch, Program
-from webtorch.runtime.backends.plain.assembly import Function, Value, module, unsigned
+from webtorch.runtime.backends.plain.assembly import Function, Value, module
 from webtorch.runtime.backends.plain.loops import TILE, tile, written
 from webtorch.runtime.backends.plain.scalars import LIBRARY, Scalars, UnwritableError
 from webtorch.runtime.backends.plain.texts import texts
@@ -170,15 +170,12 @@ class Written:
 
         def address(number: int) -> Value:
             if number not in numbers:
-                m.emit(block, b"\x28\x00" + unsigned(4 * number))
-                numbers[number] = m.keep(int32)
+                numbers[number] = m.load(int32, block, 4 * number)
             return numbers[number]
 
         def argument(number: int, dtype: DType) -> Value:
             wide = float64 if dtype.kind == "float" else int64
-            code = b"\x2b" if wide is float64 else b"\x29"
-            m.emit(block, code + b"\x00" + unsigned(self.arguments + 8 * number))
-            return m.converted(m.keep(wide), dtype)
+            return m.converted(m.load(wide, block, self.arguments + 8 * number), dtype)
 
         count = len(self.program.buffers)
         for step in steps:
