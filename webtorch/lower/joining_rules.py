@@ -22,7 +22,7 @@ from webtorch.ir.program import Dispatch
 _MAX_POINTS = 1 << 20
 # And together they delay the release of at most these bytes.
 _MAX_BYTES = 32 << 20
-# Steps that sums may pass.
+# Steps that sums may pass: what they give takes memory for as much longer.
 _FAR = 24
 
 

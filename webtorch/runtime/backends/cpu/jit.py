@@ -57,7 +57,7 @@ INTERPRETER = (
     "PyList_SetSlice", "PyTuple_Size", "PyTuple_GetItem", "PyDict_SetItem", "PyBytes_AsString", "PyObject_Size",
     "PyObject_CallNoArgs", "PyObject_CallOneArg", "PyType_IsSubtype", "PyType_GenericAlloc", "PyLong_AsSsize_t",
     "PyList_Append", "PyList_AsTuple", "PyTuple_New", "PyTuple_SetItem", "PyDict_GetItemWithError", "PyObject_Str",
-    "PyObject_GetAttr", "PyObject_SetAttr", "PyObject_RichCompareBool", "PyObject_IsTrue", "PyObject_Vectorcall",
+    "PyObject_GetAttr", "PyObject_SetAttr", "PyObject_RichCompareBool", "PyObject_Vectorcall",
     "PyIter_Next", "PyWeakref_NewRef",
 )  # fmt: skip
 
