@@ -193,12 +193,14 @@ entry:
   %pending = call ptr @PyObject_GetAttr(ptr %home, ptr %c)
   %ahead = call ptr @PyObject_GetAttr(ptr %home, ptr %d)
   ; An attribute that is not there leaves an error, which is looked for at the end.
+  %has_recording = icmp ne ptr %recording, null
   %has_lent = icmp ne ptr %lent, null
   %has_pending = icmp ne ptr %pending, null
   %has_ahead = icmp ne ptr %ahead, null
-  %two = and i1 %has_lent, %has_pending
-  %three = and i1 %two, %has_ahead
-  br i1 %three, label %look, label %end
+  %two = and i1 %has_recording, %has_lent
+  %three = and i1 %two, %has_pending
+  %four = and i1 %three, %has_ahead
+  br i1 %four, label %look, label %end
 look:
   %limit = call ptr @PyObject_GetAttr(ptr %ahead, ptr %e)
   %has_limit = icmp ne ptr %limit, null
