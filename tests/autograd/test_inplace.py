@@ -95,9 +95,12 @@ def test_the_message_names_what_made_the_tensor(kind: str, detects: bool) -> Non
             with pytest.raises(RuntimeError) as caught:
                 (written if loss is None else loss).sum().backward()
         found.append(str(caught.value))
-    assert found[1].removesuffix(
-        " Use an out-of-place operation, or clone() the tensor before it is overwritten."
-    ) == found[0]
+    assert (
+        found[1].removesuffix(
+            " Use an out-of-place operation, or clone() the tensor before it is overwritten."
+        )
+        == found[0]
+    )
 
 
 def test_what_backward_does_not_need_may_be_overwritten() -> None:

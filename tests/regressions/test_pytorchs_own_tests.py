@@ -632,7 +632,10 @@ def test_attention_that_pytorch_has_for_its_layers() -> None:
         for mask, average, kind in ((None, True, None), (padding, False, 1), (hidden, True, 0)):
             given = q, k, v, 8, 2, *weights, mask, True, average, kind
             found += [t.tolist() for t in names._native_multi_head_attention(*given)]
-        assert names._native_multi_head_attention(q, q, q, 8, 2, *weights, need_weights=False)[1] is None
+        assert (
+            names._native_multi_head_attention(q, q, q, 8, 2, *weights, need_weights=False)[1]
+            is None
+        )
         with lib.inference_mode():
             parts = names._transform_bias_rescale_qkv(n[:144].reshape(2, 3, 24), weights[1], 2)
         found += [t.tolist() for t in parts]

@@ -10,8 +10,8 @@ from webtorch.functions.pointwise import isnan, where
 from webtorch.functions.reduce import _others
 from webtorch.ir.dtype import Number, int32, int64
 from webtorch.ir.view import normalize_dim
-from webtorch.ops.primitive import cast_to, iota, reduce_dims
 from webtorch.ops.precision import computed_wide
+from webtorch.ops.primitive import cast_to, iota, reduce_dims
 from webtorch.ops.record import NOT_FLOATS, Autocast, composite
 from webtorch.tensors.tensor import Tensor
 
