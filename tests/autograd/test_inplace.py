@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -70,6 +71,36 @@ def test_the_message_names_shape_and_versions() -> None:
     with pytest.raises(RuntimeError, match=r"\[2\].*is at version 1; expected version 0") as caught:
         y.sum().backward()
     assert "clone()" in str(caught.value)
+
+
+WRITTEN: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
+    "result": lambda t, y: (y.exp(), None),
+    "result of a user's function": lambda t, y: (t.nn.functional.softmax(y, 0), None),
+    "operand": lambda t, y: (y, y * y),
+    "operand of an overload": lambda t, y: ((m := t.stack([y, y]).mean(0)), m * m),
+    "view": lambda t, y: ((v := y[:1]), v * v),
+    "leaf": lambda t, y: ((w := t.ones(2)), y * w),
+}
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+@pytest.mark.parametrize("detects", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_the_message_names_what_made_the_tensor(kind: str, detects: bool) -> None:
+    found = []
+    for t in (torch, webtorch):
+        with t.autograd.set_detect_anomaly(detects):
+            written, loss = WRITTEN[kind](t, tensor(t, [1.0, 2.0]) * 3)
+            written.add_(1)
+            with pytest.raises(RuntimeError) as caught:
+                (written if loss is None else loss).sum().backward()
+        found.append(str(caught.value))
+    assert (
+        found[1].removesuffix(
+            " Use an out-of-place operation, or clone() the tensor before it is overwritten."
+        )
+        == found[0]
+    )
 
 
 def test_what_backward_does_not_need_may_be_overwritten() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -354,3 +355,59 @@ def test_the_largest_of_no_elements_has_a_gradient() -> None:
         assert found.tolist() == [[2.0] * 3] * 2
         found.sum().backward()
         assert x.grad.shape == (0, 3)
+
+
+SEGMENTS = [
+    ([1.0, 2, 3, math.nan, 5], {"lengths": [2, 0, 3]}),
+    ([0.0, 0, 2, 2, 0], {"lengths": [2, 0, 3]}),
+    ([1.0, -math.inf, math.inf, math.inf, -2], {"lengths": [2, 0, 3]}),
+    ([1.0, 2, 3, 4, 5], {"offsets": [1, 2, 2, 4], "unsafe": True}),
+    ([[1.0, 2, 3], [4, 5, 5]], {"lengths": [[1, 2], [0, 3]], "axis": -1}),
+    ([[1.0, 2, 3], [4, 5, 5]], {"offsets": [[0, 1, 3], [0, 0, 3]], "axis": 1}),
+    ([[1, 1], [math.nan, 1], [3, math.nan], [4, 1]], {"lengths": [1, 2, 1]}),
+    ([], {"lengths": [0, 0]}),
+]
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min", "amax", "amin", "prod"])
+def test_segments_are_reduced_as_pytorchs(reduce: str) -> None:
+    def program(lib: Any, data: Any, options: dict[str, Any], initial: float | None) -> Any:
+        x = lib.tensor(data, requires_grad=True)
+        given = {n: lib.tensor(v) if isinstance(v, list) else v for n, v in options.items()}
+        found = lib.segment_reduce(x, reduce, initial=initial, **given)
+        found.backward(lib.arange(1.0, found.numel() + 1).reshape(found.shape))
+        return found.tolist(), x.grad.tolist(), found.grad_fn.name()
+
+    for data, options in SEGMENTS:
+        for initial in (None, 2.0, -5.0, math.nan):
+            ours, theirs = (program(lib, data, options, initial) for lib in (webtorch, torch))
+            for actual, expected in zip(ours[:2], theirs[:2], strict=True):
+                np.testing.assert_allclose(actual, expected, rtol=1e-6)
+            assert ours[2] == theirs[2]
+
+
+@pytest.mark.parametrize("reduce", ["max", "prod"])
+def test_slopes_of_segments_have_slopes(reduce: str) -> None:
+    x = webtorch.tensor([2.0, 3.0, 0.0, 5.0], dtype=webtorch.float64, requires_grad=True)
+    lengths = webtorch.tensor([2, 2])
+
+    def program(x: Any) -> Any:
+        return webtorch.segment_reduce(x, reduce, lengths=lengths)
+
+    assert webtorch.autograd.gradcheck(program, (x,))
+    assert webtorch.autograd.gradgradcheck(program, (x,))
+
+
+def test_what_segments_may_not_be() -> None:
+    for lib in (webtorch, torch):
+        x, one = lib.ones(2), lib.tensor([2])
+        for message, reduce, options in (
+            ("reduce argument must be either sum, prod, mean, amax or amin, got median", "median", {"lengths": one}),
+            ("indices based reduction is not supported yet", "sum", {"indices": one, "lengths": one}),
+            ("Either lengths or offsets must be defined", "sum", {}),
+            ("lengths contains negative value!", "sum", {"lengths": lib.tensor([3, -1])}),
+            ("not implemented for 'Float'", "sum", {"lengths": lib.tensor([2.0])}),
+            ("the last dimension of lengths but got 0", "sum", {"lengths": lib.tensor(2)}),
+        ):  # fmt: skip
+            with pytest.raises((RuntimeError, ValueError, NotImplementedError), match=message):
+                lib.segment_reduce(x, reduce, **options)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -617,6 +618,44 @@ def test_products_that_pytorch_has_for_its_compiler() -> None:
         ]  # fmt: skip
     for expected, actual in zip(found[:4], found[4:], strict=True):
         assert actual == [pytest.approx(row, rel=1e-2, abs=1e-5) for row in expected]
+
+
+def test_attention_that_pytorch_has_for_its_layers() -> None:
+    found = []
+    numbers = np.random.default_rng(0).standard_normal(400).astype(np.float32)
+    for lib, names in ((torch, torch), (webtorch, top)):
+        n = lib.tensor(numbers)
+        q, k, v = (n[i * 48 : i * 48 + 48].reshape(2, 3, 8) for i in range(3))
+        weights = n[:192].reshape(24, 8), n[192:216], n[216:280].reshape(8, 8), n[280:288]
+        padding = lib.tensor([[False, False, True], [True, True, True]])
+        hidden = lib.ones(3, 3).triu(1).bool()
+        for mask, average, kind in ((None, True, None), (padding, False, 1), (hidden, True, 0)):
+            given = q, k, v, 8, 2, *weights, mask, True, average, kind
+            found += [t.tolist() for t in names._native_multi_head_attention(*given)]
+        assert (
+            names._native_multi_head_attention(q, q, q, 8, 2, *weights, need_weights=False)[1]
+            is None
+        )
+        with lib.inference_mode():
+            parts = names._transform_bias_rescale_qkv(n[:144].reshape(2, 3, 24), weights[1], 2)
+        found += [t.tolist() for t in parts]
+    for expected, actual in zip(found[:9], found[9:], strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@BOTH
+@pytest.mark.parametrize("mode", ["replicate", "reflect", "circular"])
+def test_the_sizes_that_paddings_of_a_mode_have(lib: Any, mode: str) -> None:
+    for shape, pad in (((1, 2, 3, 4), (1, 1)), ((2, 3, 4), (1,) * 6), ((4,), (1, 1)), ((3, 4), ())):
+        with pytest.raises(NotImplementedError) as caught:
+            lib.nn.functional.pad(lib.ones(shape), pad, mode)
+        assert str(caught.value) == (
+            f"Padding size {len(pad)} is not supported for {len(shape)}D input tensor.\n"
+            "Supported combinations for non-constant padding:\n"
+            "  - 2D or 3D input: padding size = 2 (pads last dimension)\n"
+            "  - 3D or 4D input: padding size = 4 (pads last 2 dimensions)\n"
+            "  - 4D or 5D input: padding size = 6 (pads last 3 dimensions)"
+        )
 
 
 @BOTH

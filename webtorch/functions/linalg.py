@@ -39,7 +39,7 @@ from webtorch.ops.record import BOOL, Autocast, Example, composite, return_type
 from webtorch.tensors.tensor import Tensor
 
 LINALG: tuple[str, ...] = ("linalg",)
-EVERYWHERE = ("torch", "Tensor", "linalg")
+EVERYWHERE: tuple[str, ...] = ("torch", "Tensor", "linalg")
 DOUBLE_OR_FLOAT: tuple[DType, ...] = (float32, float64, complex64, complex128)
 # Which results of a function of complex matrices are real.
 _REAL_RESULTS = {

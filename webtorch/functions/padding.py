@@ -89,10 +89,13 @@ def pad(
     if mode != "constant":
         if value:
             raise ValueError(f'Padding mode "{mode}" doesn\'t take in value argument')
-        if len(counts) // 2 not in (rank - 1, rank - 2) or len(counts) > 6:
+        if len(counts) not in (2, 4, 6) or rank - len(counts) // 2 not in (1, 2):
             raise NotImplementedError(
-                f"Only 2D, 3D, 4D, 5D padding with non-constant padding are supported for now: {mode} of "
-                f"{len(counts) // 2} dimensions needs one or two dimensions more, and the input has {rank}"
+                f"Padding size {len(counts)} is not supported for {rank}D input tensor.\n"
+                "Supported combinations for non-constant padding:\n"
+                "  - 2D or 3D input: padding size = 2 (pads last dimension)\n"
+                "  - 3D or 4D input: padding size = 4 (pads last 2 dimensions)\n"
+                "  - 4D or 5D input: padding size = 6 (pads last 3 dimensions)"
             )
     dims = len(counts) // 2
     if mode in ("reflect", "replicate") and 0 in input._shape[rank - dims - 1 :]:

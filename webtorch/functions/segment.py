@@ -6,16 +6,44 @@ import math
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import gather_scatter, products, ranges
-from webtorch.functions.pointwise import where
-from webtorch.ir.dtype import Number, int64
+from webtorch.functions.pointwise import isnan, where
+from webtorch.functions.reduce import _others
+from webtorch.ir.dtype import Number, int32, int64
 from webtorch.ir.view import normalize_dim
-from webtorch.ops.primitive import cast_to, iota
+from webtorch.ops.precision import computed_wide
+from webtorch.ops.primitive import cast_to, iota, reduce_dims
 from webtorch.ops.record import NOT_FLOATS, Autocast, composite
 from webtorch.tensors.tensor import Tensor
 
 
+@computed_wide
+def _combined_rule(
+    g: Tensor, out: Tensor, x: Tensor, inside: Tensor, combine: str, dim: int, start: Number
+) -> tuple[Tensor, None]:
+    """Return the cotangent of each element: extremes, and what is NaN, share theirs evenly."""
+    if combine == "prod":
+        odd = (x == 0) | isnan(x)
+        return g * where(odd, _others(x, dim) * start, out / where(odd, 1.0, x)), None
+    hit = inside & ((x == out) | isnan(x))
+    count = cast_to(hit, g.dtype).sum(dim, keepdim=True).clamp(min=1)
+    return where(hit, g / count, 0.0), None
+
+
+@composite(name="_segments_combined", function_in=(), torch="", vjp=_combined_rule)
+def _segments_combined(x: Tensor, inside: Tensor, combine: str, dim: int, start: Number) -> Tensor:
+    found = reduce_dims(x, combine, (dim,))
+    if combine == "prod":
+        return found * start
+    return found.clamp(min=start) if combine == "max" else found.clamp(max=start)
+
+
 @composite(
-    family="index", function_in=("torch",), torch="", refuses=NOT_FLOATS, aten=("segment_reduce",)
+    family="index",
+    function_in=("torch",),
+    torch="",
+    refuses=NOT_FLOATS,
+    aten=("segment_reduce",),
+    gradient_name="SegmentReduceBackward0",
 )
 def segment_reduce(
     data: Tensor,
@@ -29,62 +57,60 @@ def segment_reduce(
     initial: Number | None = None,
 ) -> Tensor:
     """The sum, mean, max, min or prod of parts of `data` along `axis`, given by lengths or offsets."""
-    if reduce not in ("sum", "mean", "max", "min", "prod"):
-        raise RuntimeError(f"unsupported reduction given: {reduce}")
-    if lengths is None and offsets is None:
-        raise RuntimeError("segment_reduce(): Either lengths or offsets must be defined.")
+    kind = {"amax": "max", "amin": "min"}.get(reduce, reduce)
+    if kind not in ("sum", "mean", "max", "min", "prod"):
+        raise RuntimeError(
+            f"reduce argument must be either sum, prod, mean, amax or amin, got {reduce}"
+        )
     if indices is not None:
         raise RuntimeError(
-            "segment_reduce(): indices based reduction is not supported. Give lengths or offsets."
+            "segment_reduce(): indices based reduction is not supported yet. Give lengths or offsets."
         )
+    given, name = (lengths, "lengths") if offsets is None else (offsets, "offsets")
+    if given is None:
+        raise RuntimeError("segment_reduce(): Either lengths or offsets must be defined.")
     axis = normalize_dim(axis, data.ndim)
-    if offsets is not None:
-        lengths = offsets.narrow(axis, 1, offsets._shape[axis] - 1) - offsets.narrow(
-            axis, 0, offsets._shape[axis] - 1
+    if given.ndim != axis + 1:
+        raise ShapeError(
+            f"segment_reduce(): Expected axis to be the last dimension of {name} but got {axis}."
         )
-    assert lengths is not None
-    if lengths.ndim != axis + 1:
-        raise ShapeError("segment_reduce(): Expected axis to be the last dim of lengths.")
+    if given.dtype not in (int32, int64):
+        raise DTypeError(
+            f"\"_segment_reduce_{name}_cpu_kernel1\" not implemented for '{given.dtype.legacy}': use int32 or int64"
+        )
     total = data._shape[axis]
-    if not unsafe:
-        if lengths.numel() and bool((lengths < 0).any().item()):
+    given = cast_to(given, int64)
+    if offsets is None:
+        ends = given.cumsum(-1)
+        starts = ends - given
+    else:
+        starts, ends = given[..., :-1], given[..., 1:]
+    count = ends - starts
+    if not unsafe and count.numel():
+        if bool((count < 0).any().item()):
             raise RuntimeError("lengths contains negative value!")
-        if (
-            offsets is None
-            and lengths.numel()
-            and not bool((lengths.sum(-1) == total).all().item())
-        ):
+        if offsets is None and not bool((count.sum(-1) == total).all().item()):
             raise RuntimeError(
                 "segment_reduce(): Expected all rows of lengths along axis to sum to "
                 "data.size(lengths.dim()-1) when !unsafe."
             )
-    neutral = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}[reduce]
-    ends = cast_to(lengths, int64).cumsum(-1)
+    neutral = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf}[kind]
     places = iota(total, 0, 1, int64, data.device)
     # (batch, parts, total): whether an element belongs to a part.
-    inside = (places < ends.unsqueeze(-1)) & (places >= (ends - lengths).unsqueeze(-1))
+    inside = (places < ends.unsqueeze(-1)) & (places >= starts.unsqueeze(-1))
     rest = data.ndim - axis - 1
     inside = inside.reshape((*inside._shape, *(1,) * rest))
-    x = data.unsqueeze(axis)
-    picked = where(inside, x, neutral)
+    picked = where(inside, data.unsqueeze(axis), neutral)
     dim = axis + 1
     start = neutral if initial is None else initial
-    count = lengths.reshape((*lengths._shape, *(1,) * rest))
-    if reduce in ("sum", "mean"):
-        out = picked.sum(dim)
-        out = out if initial is None else out + start
-        if reduce == "mean":
+    if not total or kind in ("sum", "mean"):
+        out = picked.sum(dim) + start
+        if kind == "mean":
+            count = count.reshape((*count._shape, *(1,) * rest))
             empty = math.nan if initial is None else start
             out = where(count > 0, out / count.clamp(min=1), empty)
         return out
-    if reduce == "prod":
-        return picked.prod(dim) * start
-    if not total:
-        return picked.sum(dim) + start
-    out = picked.amax(dim) if reduce == "max" else picked.amin(dim)
-    if initial is not None:
-        out = out.clamp(min=start) if reduce == "max" else out.clamp(max=start)
-    return out
+    return _segments_combined(picked, inside, kind, dim, start).squeeze(dim)
 
 
 @composite(

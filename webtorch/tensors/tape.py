@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import re
 import sys
 import traceback
 import warnings
@@ -520,6 +521,16 @@ def geometry_of(tensor: Tensor) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+_DETECT = (
+    "enable anomaly detection to find the operation that failed to compute its gradient, with "
+    "torch.autograd.set_detect_anomaly(True, check_nan=False)."
+)
+_SHOWN_ABOVE = (
+    "the backtrace further above shows the operation that failed to compute its gradient. The variable in question "
+    "was changed in there or anywhere later. Good luck!"
+)
+
+
 class SavedTensor:
     """A tensor that a gradient rule needs, kept without keeping the tensor's own graph node alive
     in a cycle.
@@ -701,14 +712,29 @@ class SavedTensor:
     def check(self) -> None:
         """Raise RuntimeError if the tensor has been overwritten since."""
         if self.counter.version != self.version:
+            fn, number = self._maker()
+            # PyTorch says "Exp" of an ExpBackward0 here, and "Mean1" of a MeanBackward1.
+            made = "" if fn is None else re.sub("Backward0?", "", fn.name())
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an "
                 "inplace operation: "
-                f"[{_type_text(self.geometry[4], self.storage)} {list(self.geometry[0])}] is at version "
-                f"{self.counter.version}; expected version "
-                f"{self.version} instead. Hint: use an out-of-place operation, or clone() the "
-                "tensor before it is overwritten."
+                f"[{_type_text(self.geometry[4], self.storage)} {list(self.geometry[0])}]"
+                + (f", which is output {number} of {made}," if made else "")
+                + f" is at version {self.counter.version}; expected version {self.version} instead. Hint: "
+                + (_SHOWN_ABOVE if anomaly.enabled else _DETECT)
+                + " Use an out-of-place operation, or clone() the tensor before it is overwritten."
             )
+
+    def _maker(self) -> tuple[GradFn | None, int]:
+        """Return the function that made the tensor as it is now, and the number of its result."""
+        if self.output is not None:
+            return None if self.owner is None else self.owner(), self.output
+        # PyTorch counts results of the function itself alone.
+        for x in gc.get_referrers(self.storage):
+            # Whoever wrote to the tensor has made it anew.
+            if hasattr(type(x), "_grad_fn") and geometry_of(x) == self.geometry and x.grad_fn:
+                return x.grad_fn, 0
+        return self.edge and self.edge[0], 0
 
     def _with_history(self, tensor: Tensor) -> Tensor:
         if self.edge is not None:

@@ -136,6 +136,51 @@ def _addmm_activation(
     return found if out is None else out.copy_(found)
 
 
+def _transform_bias_rescale_qkv(
+    qkv: Tensor, qkv_bias: Tensor, num_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries (divided by the root of their width), keys and values of each head."""
+    q, k, v = (
+        x.unflatten(-1, (num_heads, -1)).transpose(1, 2) for x in (qkv + qkv_bias).chunk(3, -1)
+    )
+    return q / q.shape[-1] ** 0.5, k, v
+
+
+def _native_multi_head_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    mask: Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `MultiheadAttention` gives with the batch first, and the weights where they are asked for."""
+    linear = TABLE["linear"]
+    if (query.shape[-1], qkv_weight.shape[0]) != (embed_dim, 3 * embed_dim):
+        raise RuntimeError(
+            f"_native_multi_head_attention: expected query of {embed_dim} features and qkv_weight of {3 * embed_dim} "
+            f"rows (embed_dim), got {query.shape[-1]} and {qkv_weight.shape[0]}"
+        )
+    parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
+    q, k, v = (linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2) for x, w, b in parts)
+    scores = q / q.shape[-1] ** 0.5 @ k.mT
+    if mask is not None:
+        hidden = mask[:, None, None] if mask_type == 1 and mask.ndim == 2 else mask
+        scores = scores.masked_fill(hidden, -webtorch.inf)
+    weights = scores.softmax(-1)
+    out = linear((weights @ v).transpose(1, 2).flatten(2), proj_weight, proj_bias)
+    if not need_weights:
+        return out, None
+    return out, weights.mean(1) if average_attn_weights else weights
+
+
 def _weight_int8pack_mm(input: Tensor, mat2: Tensor, scales: Tensor) -> Tensor:
     """Return the product with weights of int8, which lie as those of a linear layer, and of which each row has a
     factor.
