@@ -16,6 +16,7 @@ from webtorch.aten.dispatch import OpOverload, Pullback
 from webtorch.autograd.function import Function
 from webtorch.functions import public as webtorch
 from webtorch.functions.bind import NAMESPACES
+from webtorch.ir.lines import user_depth
 from webtorch.ops.layout import of_operands
 from webtorch.ops.record import TABLE, Op
 from webtorch.sparse.construction import sparse_coo_tensor, sparse_csr_tensor
@@ -48,7 +49,7 @@ class MaskedTensor(Tensor):
                 "It is not recommended to create a MaskedTensor with a tensor that requires_grad. "
                 "To avoid this, you can use data.detach().clone()",
                 UserWarning,
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
         if requires_grad and not data.dtype.has_gradient:
             raise RuntimeError(
@@ -318,7 +319,7 @@ def _call(func: OpOverload, args: Any, kwargs: Any) -> Any:
         f"{func} is not implemented in __torch_dispatch__ for MaskedTensor: webtorch.masked has no function of this "
         "name, and it is not computed element by element. Call it with get_data() or to_tensor(value).",
         UserWarning,
-        stacklevel=2,
+        stacklevel=user_depth(),
     )
     return NotImplemented
 
@@ -394,7 +395,8 @@ def _by_mask(stem: str, func: OpOverload, args: Any, kwargs: Any) -> Any:
         return _made(found, mask.any().expand(found.shape))
     if x.is_sparse:
         warnings.warn(
-            f"The sparse version of {stem} is not implemented in reductions.", stacklevel=2
+            f"The sparse version of {stem} is not implemented in reductions.",
+            stacklevel=user_depth(),
         )
         return NotImplemented
     counts = x._masked_mask

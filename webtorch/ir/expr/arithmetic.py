@@ -280,6 +280,13 @@ def fma(x: Expr, y: Operand, z: Operand) -> Expr:
     return make("fma", x.dtype, (x, y, z))
 
 
+def product(x: Expr) -> tuple[Expr, Expr, Expr | None] | None:
+    """Return a, b and c where `x` is a * b + c in one, c None where it is a * b; None where it is something else."""
+    if x.op == "mul":
+        return x.args[0], x.args[1], None
+    return (x.args[0], x.args[1], x.args[2]) if x.op == "fma" else None
+
+
 def _remainder(x: Expr, y: Expr) -> Expr:
     # The remainder has the sign of the divisor.
     rest = truncmod(x, y)

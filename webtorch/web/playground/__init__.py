@@ -259,11 +259,10 @@ def build_wheel(folder: str | Path) -> Path:
     record = "".join(f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in files.items())
     files[f"{info}/RECORD"] = (record + f"{info}/RECORD,,\n").encode()
     path = Path(folder) / f"webtorch-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as wheel:
+    with zipfile.ZipFile(path, "w") as wheel:
         for name, data in files.items():
             entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            wheel.writestr(entry, data)
+            wheel.writestr(entry, data, zipfile.ZIP_DEFLATED, 9)
     return path
 
 

@@ -90,9 +90,10 @@ def found(kernel: Kernel) -> Sum | None:
     terms: list[Term] = []
     last: Expr | None = kernel.reduces[0].value
     while last is not None:
-        if last.op not in ("fma", "mul"):
+        found = ex.product(last)
+        if found is None:
             return None
-        left, right, *rest = last.args
+        left, right, last = found
         if outer[0] in depends.on(right):
             left, right = right, left
         if depends.on(right) & {*range(rank)}:
@@ -101,7 +102,6 @@ def found(kernel: Kernel) -> Sum | None:
         if parts is None:
             return None
         terms.append(Term(*parts, right))
-        last = rest[0] if rest else None
     memo: dict[Expr, tuple[int, int]] = {}
     limits = [_limits(t.q, memo) for t in terms]
     low, high = min(least for least, _ in limits), max(most for _, most in limits)
@@ -171,7 +171,8 @@ def _in_q(x: Expr, dim: int, depends: _Depends) -> tuple[Expr, Expr, Expr | None
     inside = [dim in depends.on(a) for a in x.args]
     if x.op == "cast" and inside[0] and x.args[0].dtype is int32:
         return ex.const(1.0, float32), x.args[0], None
-    if inside.count(True) != 1 or x.op not in ("mul", "add", "sub", "neg", "fma"):
+    product = ex.product(x)
+    if inside.count(True) != 1 or not (product or x.op in ("add", "sub", "neg")):
         return None
     at = inside.index(True)
     found = _in_q(x.args[at], dim, depends)
@@ -179,18 +180,17 @@ def _in_q(x: Expr, dim: int, depends: _Depends) -> tuple[Expr, Expr, Expr | None
         return None
     a, q, b = found
     others = [arg for i, arg in enumerate(x.args) if i != at]
-    match x.op:
-        case "neg":
-            return -a, q, None if b is None else -b
-        case "mul" | "fma":
-            if at == 2:
-                return None
-            a, b = a * others[0], None if b is None else b * others[0]
-            if x.op == "fma":
-                b = others[1] if b is None else b + others[1]
-            return a, q, b
-        case "add":
-            return a, q, others[0] if b is None else b + others[0]
+    if product:
+        if at == 2:
+            return None
+        a, b = a * others[0], None if b is None else b * others[0]
+        if product[2] is not None:
+            b = product[2] if b is None else b + product[2]
+        return a, q, b
+    if x.op == "neg":
+        return -a, q, None if b is None else -b
+    if x.op == "add":
+        return a, q, others[0] if b is None else b + others[0]
     if at == 0:
         return a, q, -others[0] if b is None else b - others[0]
     return -a, q, others[0] if b is None else others[0] - b
