@@ -254,3 +254,30 @@ def test_backward_passes_of_captured_functions_compute_nothing() -> None:
             # Each is captured anew.
             found = torch.compile(gradient)(w)
             torch.testing.assert_close(found, 2 * w.detach() + 1)
+
+
+def test_a_backward_pass_that_fails_leaves_nothing() -> None:
+    """What it was given has no number: the next pass has the same one wherever it is left."""
+
+    def loop() -> list[float]:
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 2)
+        optimizer, seen = torch.optim.SGD(layer.parameters(), lr=0.1), []
+        for step in range(6):
+            optimizer.zero_grad()
+            for _ in range(2):
+                loss = layer(torch.ones(4, 3)).square().mean()
+                loss.backward()
+                if step % 3 == 1:
+                    with pytest.raises(RuntimeError):
+                        loss.backward()
+            if step == 5:
+                assert "tensor" in str(loss)
+            optimizer.step()
+            seen.append(layer.weight.sum().detach())
+        return [t.item() for t in seen]
+
+    with scripts(False):
+        plain = loop()
+    with scripts(True):
+        assert loop() == pytest.approx(plain)

@@ -749,7 +749,7 @@ class Follower:
             and run.at is at
         ):
             return self.follow_safely(run, step, args)
-        run.forget_externals(run.at.until[1])
+        run.forget_given(*run.at.until[1:])
         return OTHER
 
     def follow_safely(self, run: Run, step: Step, args: Args) -> object:
@@ -765,7 +765,7 @@ class Follower:
                 )
             out = self.follow(run, step, args) if followed else OTHER
         if not followed:
-            run.forget_externals(run.at.until[1])
+            run.forget_given(*run.at.until[1:])
         elif step.kind == "step":
             # It ends with a computation.
             self.resolve(run)
@@ -778,7 +778,7 @@ class Follower:
                 return out
             run.at = at
             run.forget_slots(at.until[0])
-            run.forget_externals(at.until[1])
+            run.forget_given(*at.until[1:])
             return OTHER
 
     def follow(self, run: Run, step: Step, args: Args) -> object:
@@ -1002,11 +1002,11 @@ class Follower:
             # Calls that this one was compared with in vain may have left some.
             run.given.clear()
             begin(run)
-        count = len(run.externals)
+        counts = run.counts
         try:
             note = Note(run, callee, args, kwargs)
         except Refused as reason:
-            run.forget_externals(count)
+            run.forget_given(*counts)
             if beside:
                 out = self.inside(callee, args, kwargs)
                 if self.run is run and not (is_computed(out) and not self.computed):
@@ -1036,7 +1036,7 @@ class Follower:
                     self.give_up(f"{callee.name}: {reason}")
             raise
         except BaseException:
-            run.forget_externals(count)
+            run.forget_given(*counts)
             raise
         looks, look.looked = look.looked, looked or look.looked
         draws = {i: g._offset for i, (g, *_) in run.generators.items()} != drawn
@@ -1045,7 +1045,7 @@ class Follower:
         if beside and not self.computed and is_computed(out) and not note.has_written():
             if run.at is self.root:
                 self.idle.setdefault(callee, set()).add(note.step.line)
-            run.forget_externals(count)
+            run.forget_given(*counts)
             plain_offsets(out)
             return out
         try:

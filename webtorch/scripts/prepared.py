@@ -192,12 +192,13 @@ def _one(shape: Shape) -> Shape:
 
 def prepare(step: Step) -> Matcher:
     """Make what follows a step; return the comparison of its arguments."""
-    slots, externals = step.parent.until if step.parent is not None else (0, 0)
+    slots, externals, objects = step.parent.until if step.parent is not None else (0, 0, 0)
     patterns = list(step.patterns())
     forms = [step.results, *(form for _, form in step.leaves)]
     step.until = (
         slots + sum(1 for form in forms for _ in forms_in(form)),
         externals + sum(p.form in (NEW, PRIOR) for p in patterns),
+        objects + sum(p.form == OPAQUE and p.value for p in patterns),
     )
     step.plain = step.kind == "operation" and not step.writes
     step.matches = made = matcher(step.args, step.names, step.kwargs)

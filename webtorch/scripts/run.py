@@ -452,6 +452,18 @@ class Run:
         del self.slots[count:]
         self.known = min(self.known, count)
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many external tensors and objects there are."""
+        return len(self.externals), len(self.opaque)
+
+    def forget_given(self, externals: int, objects: int) -> None:
+        """Take back all but so many of what calls were given, as one that is none of the run's was: what comes next
+        has the next number wherever calls are compared.
+        """
+        self.forget_externals(externals)
+        del self.opaque[objects:]
+
     def forget_externals(self, count: int) -> None:
         """Take back all but the first `count`."""
         self.resting = None
