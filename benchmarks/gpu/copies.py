@@ -91,8 +91,8 @@ def main() -> None:
         by_command(there, here)
 
     ways: dict[str, Callable[[], object]] = {
-        "down, kernel": lambda: kernel.run((here, there).__getitem__),
-        "up, kernel": lambda: kernel.run((there, here).__getitem__),
+        "down, kernel": lambda: kernel.run((here, there)),
+        "up, kernel": lambda: kernel.run((there, here)),
         "down, command": lambda: by_command(here, there),
         "up, command": lambda: by_command(there, here),
         "both, command": both,
