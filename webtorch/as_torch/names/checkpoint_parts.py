@@ -153,6 +153,7 @@ def create_selective_checkpoint_contexts(
     give (`torch.ops.aten.mm.default`). Raises ValueError for what is no operator in a list, and TypeError for a choice
     that is neither.
     """
+    policy: Policy
     if isinstance(policy_fn_or_list, list):
         listed = policy_fn_or_list
         for op in listed:
