@@ -132,6 +132,23 @@ def test_the_same_comes_of_later_calls(webgpu: str, name: str) -> None:
             torch.testing.assert_close(a.cpu(), b)
 
 
+def test_attention_has_gradients_where_calls_are_known_that_have_none(webgpu: str) -> None:
+    heads, mask = torch.randn(1, 2, 3, 4), torch.zeros(3, 3)
+    for which in (None, None, None, None, 0, 3, None):
+        grads = []
+        for device in ("cpu", webgpu):
+            given = [t.clone().to(device) for t in (heads, heads, heads, mask)]
+            if which is not None:
+                given[which].requires_grad_()
+            out = F.scaled_dot_product_attention(*given)
+            assert out.requires_grad is (which is not None)
+            if which is not None:
+                out.exp().sum().backward()
+                grads.append(given[which].grad.cpu())
+        if grads:
+            torch.testing.assert_close(*grads)
+
+
 def test_what_pytorch_makes_of_others_has_its_gradients(webgpu: str) -> None:
     for name in ("a product of heads", "einsum", "a number or a tensor"):
         for _ in range(3):

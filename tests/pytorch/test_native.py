@@ -28,6 +28,8 @@ CALLS: dict[str, Call] = {
     "sources turned": lambda x, y: y - x,
     "no sources": lambda x, y: torch.arange(3, device="webgpu"),
     "a scalar": lambda x, y: x.sum(),
+    "other strides": lambda x, y: x.t() * y.t(),
+    "nothing in it": lambda x, y: x[:0] * y[:0],
 }
 
 
@@ -69,7 +71,9 @@ def test_it_records_what_python_does(name: str, monkeypatch: pytest.MonkeyPatch)
     assert (made.shape, made.stride(), made.dtype, made.device) == (
         other.shape, other.stride(), other.dtype, other.device
     )  # fmt: skip
-    assert made.data_ptr() != other.data_ptr() and made.untyped_storage().nbytes() == other.nbytes
+    homes = made.untyped_storage(), other.untyped_storage()
+    assert homes[0].data_ptr() != homes[1].data_ptr()
+    assert homes[0].nbytes() == homes[1].nbytes() == other.nbytes
     ours, theirs = (memory_of(x).storage for x in (made, other))
     assert ours is not None and theirs is not None and ours.elements == theirs.elements
     assert _slots(ours, {"node"}) == _slots(theirs, {"node"})

@@ -348,7 +348,10 @@ def _scaled_dot_product_attention(
     *rest: Any,
     **options: Any,
 ) -> torch.Tensor:
-    one = not dropout_p and not torch.is_grad_enabled() and is_plain()
+    one = not dropout_p and is_plain()
+    if one and torch.is_grad_enabled():
+        operands = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+        one = not any(x.requires_grad for x in operands)
     run = _as_one if one else _composed_or_one
     out: torch.Tensor = run(query, key, value, attn_mask, dropout_p, *rest, **options)
     return out

@@ -444,6 +444,8 @@ _construct: Callable[..., Any] = torch._C._construct_storage_from_data_pointer
 _create = torch._C._acc.create_empty_tensor
 _address_of, _length_of = torch.UntypedStorage.data_ptr, torch.UntypedStorage.nbytes
 _storage_of: Callable[[torch.Tensor], Any] = torch._C.TensorBase.untyped_storage
+# A tensor of other sizes and strides on the same storage, no view to PyTorch. `set_` costs three times as much.
+_reinterpret: Callable[..., torch.Tensor] = torch._C._dynamo.guards._reinterpret_tensor  # type: ignore[attr-defined]
 # The operator itself, without the wrapper that every call of `redispatch` would go through.
 set_memory = torch.ops.aten.set_.source_Storage_storage_offset._handle.redispatch_boxed
 
@@ -585,11 +587,8 @@ class Blank:
         """`laid`: whether the values are row-major though the strides say another order."""
         self.nbytes, self.held, self.dtype = nbytes, held, dtype
         self.size, self.strides, self.offset, self.laid = size, strides, offset, laid
-        # Taking memory over costs a third of `set_`, which goes through PyTorch's dispatcher.
-        # PyTorch gives an empty tensor that it makes so other strides than elsewhere.
-        rows = strides == contiguous_strides(size) and 0 not in size
-        fits = swap is not None or words_of_storages() is not None
-        self.is_plain = fits and not offset and rows
+        # PyTorch makes tensors that are row-major, and gives an empty one other strides than elsewhere.
+        self.is_plain = not offset and 0 not in size and strides == contiguous_strides(size)
 
     def tensor(self, inner: Storage | None = None) -> torch.Tensor:
         """Return a new tensor, with a new storage of PyTorch's, on a webtorch storage, or on nothing yet.
@@ -602,19 +601,16 @@ class Blank:
             home = Memory(self.nbytes, self.held, inner)
             if self.laid and inner is not None:
                 home.storage, home.laid = None, Laid(inner, self.size, self.strides)
-        if self.is_plain:
-            x = _create(self.size, self.dtype)
-            storage = _storage_of(x)
-            if swap is not None:
-                swap(storage, _construct(next(_addresses), DEVICE, self.nbytes))
-            else:
-                address, length = words_of_storages()  # type: ignore[misc]
-                words = _Words.from_address(storage._cdata)
-                words[address], words[length] = next(_addresses), self.nbytes
+        x = _create(self.size, self.dtype)
+        storage = _storage_of(x)
+        if swap is not None:
+            swap(storage, _construct(next(_addresses), DEVICE, self.nbytes))
         else:
-            storage = _construct(next(_addresses), DEVICE, self.nbytes)
-            x = _create((0,), self.dtype)
-            set_memory(CPU, x, storage, self.offset, self.size, self.strides)
+            address, length = words_of_storages()  # type: ignore[misc]
+            words = _Words.from_address(storage._cdata)
+            words[address], words[length] = next(_addresses), self.nbytes
+        if not self.is_plain:
+            x = _reinterpret(x, self.size, self.strides, self.offset)
         storage._webgpu = home
         return x
 

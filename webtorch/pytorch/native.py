@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 _WORDS = (
     "none", "false", "zero", "node", "storage", "opened", "runtime", "recording", "lent", "pending", "ahead", "bound",
     "add", "create", "memory_of", "addresses", "told", "webgpu", "kind", "attrs", "scalars", "shape", "dtype", "form",
-    "elements", "size", "type", "address", "length", "nbytes", "lined", "single", "sources",
+    "elements", "size", "type", "reinterpret", "strides", "offset", "strided", "address", "length", "nbytes", "lined",
+    "single", "sources",
 )  # fmt: skip
 
 _TEXT = """
@@ -287,7 +288,7 @@ drop:
 ; A tensor of PyTorch's whose storage carries ours; null with an error.
 define internal ptr @tensor(ptr %words, ptr %storage) {
 entry:
-  %given = alloca [2 x ptr], align 16
+  %given = alloca [4 x ptr], align 16
   %second = getelementptr ptr, ptr %given, i64 1
   %size = call ptr @at(ptr %words, i64 WORD_size)
   %type = call ptr @at(ptr %words, i64 WORD_type)
@@ -329,10 +330,28 @@ fill:
   %name = call ptr @at(ptr %words, i64 WORD_webgpu)
   %set = call i32 @PyObject_SetAttr(ptr %empty, ptr %name, ptr %storage)
   %is_set = icmp eq i32 %set, 0
-  br i1 %is_set, label %done, label %drop_home
+  br i1 %is_set, label %laid, label %drop_home
+laid:
+  %strided = call i64 @whole(ptr %words, i64 WORD_strided)
+  %in_rows = icmp eq i64 %strided, 0
+  br i1 %in_rows, label %done, label %turn
+turn:
+  %third = getelementptr ptr, ptr %given, i64 2
+  %fourth = getelementptr ptr, ptr %given, i64 3
+  %strides = call ptr @at(ptr %words, i64 WORD_strides)
+  %offset = call ptr @at(ptr %words, i64 WORD_offset)
+  %reinterpret = call ptr @at(ptr %words, i64 WORD_reinterpret)
+  store ptr %x, ptr %given
+  store ptr %size, ptr %second
+  store ptr %strides, ptr %third
+  store ptr %offset, ptr %fourth
+  %turned = call ptr @PyObject_Vectorcall(ptr %reinterpret, ptr %given, i64 4, ptr null)
+  call void @Py_DecRef(ptr %x)
+  br label %done
 done:
+  %result = phi ptr [ %x, %laid ], [ %turned, %turn ]
   call void @Py_DecRef(ptr %empty)
-  ret ptr %x
+  ret ptr %result
 drop_home:
   call void @Py_DecRef(ptr %empty)
   br label %drop
@@ -430,13 +449,7 @@ _COMMON: list[object] = [
 def recorder(plan: Plan) -> Callable[..., torch.Tensor] | None:
     """Return what records a plan's calls and makes tensors of their results; None where Python does."""
     address, theirs = _address(), words_of_storages()
-    if (
-        address is None
-        or theirs is None
-        or plan.make is not None
-        or not plan.place.is_plain
-        or plan.place.laid
-    ):
+    if address is None or theirs is None or plan.make is not None or plan.place.laid:
         return None
     if not plan.single and any(n is not None for n in plan.numbers):
         # A call's numbers are those of several operations.
@@ -444,15 +457,10 @@ def recorder(plan: Plan) -> Callable[..., torch.Tensor] | None:
     place = plan.place
     objects = [
         *_COMMON, plan.kind, plan.attrs, plan.scalars, plan.shape, plan.dtype, plan.form, place.elements, place.size,
-        place.dtype,
+        place.dtype, device._reinterpret, place.strides, place.offset,
     ]  # fmt: skip
-    numbers = [
-        *theirs,
-        place.nbytes,
-        plan.lined,
-        plan.single,
-        -1 if plan.is_straight else len(plan.leaves),
-    ]
+    sources = -1 if plan.is_straight else len(plan.leaves)
+    numbers = [not place.is_plain, *theirs, place.nbytes, plan.lined, plan.single, sources]
     if not plan.is_straight:
         # Of each source, which of the operands' nodes it is, or none and a node of the plan's own.
         for leaf in plan.leaves:
