@@ -255,7 +255,18 @@ def test_compiled_functions_and_profiles_have_a_form_for_notebooks() -> None:
     assert repr(compiled) == "<compiled area: 2 programs, the latest of 1 kernel on cpu>"
     with webtorch.profile() as seen:
         compiled(x).item()
-    for html in (compiled._repr_html_(), seen._repr_html_()):
+    assert repr(seen).startswith("<profile: 1 dispatch on cpu: ")
+    for shown in (
+        compiled.explain(),
+        compiled.program(),
+        compiled.memory_plan(),
+        seen.key_averages(),
+    ):
+        assert repr(shown) == str(shown)
+    module: Any = webtorch.compile(webtorch.nn.Linear(3, 2))
+    assert module._repr_html_() is None
+    module(x)
+    for html in (compiled._repr_html_(), seen._repr_html_(), module._repr_html_()):
         assert html.startswith("<iframe srcdoc=")
         page = unescape(html.split('"')[1])
         assert page.startswith("<!doctype html>") and "test_looking_inside.py" in page

@@ -57,7 +57,10 @@ class OptimizedModule(Module):
         # The program is not that of a replica on another device, which lives for one call.
         return (compiled if compiled.function is module else module)(*args, **kwargs)
 
-    # Python looks these up in the class.
+    # Python and notebooks look these up in the class.
+
+    def _repr_html_(self) -> str | None:
+        return self._compiled_function._repr_html_()
 
     def __bool__(self) -> bool:
         return bool(self._orig_mod)

@@ -14,7 +14,7 @@ from webtorch.ir.program import Copy, Program, Separation
 from webtorch.runtime.compilations import Compilation, counted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
     """A program explained; printed, it is text for people.
 
@@ -45,6 +45,8 @@ class Explanation:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
+
+    __repr__ = __str__
 
     def _lines(self) -> Iterator[str]:
         count = sum(not c.ran_as_usual for c in self.compilations)

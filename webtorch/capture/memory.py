@@ -41,7 +41,7 @@ class Held:
         return f"{size_text(self.nbytes):>10}  {self.role:9}  {form:18}  {self.name}{place}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class MemoryPlan:
     """The memory of one run of a program, in bytes.
 
@@ -93,6 +93,8 @@ class MemoryPlan:
         if rest:
             lines.append(f"{size_text(sum(h.nbytes for h in rest)):>10}  {len(rest)} more")
         return "\n".join(lines)
+
+    __repr__ = __str__
 
 
 def bytes_of(budget: int | str, what: str = "compile: memory_budget") -> int:

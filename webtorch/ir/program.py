@@ -108,7 +108,7 @@ class Separation:
 
 
 @serial.register
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Program:
     """Routines, buffers and steps in order. `args` are the types of the arguments: the last of them
     have the values `constants`, the others come at run time. `separations` say why steps are not one,
@@ -148,6 +148,9 @@ class Program:
                 args = "".join(f", {self.argument(a)}" for a in step.args)
                 lines.append(f"  {self.routines[step.routine].name}({buffers}{args})")
         return "\n".join(lines)
+
+    # What a notebook shows at the end of a cell.
+    __repr__ = __str__
 
     def argument(self, number: int) -> str:
         """Return what is passed as argument `number`: its value where that is fixed, else a name."""

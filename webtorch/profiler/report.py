@@ -103,7 +103,7 @@ def summary(found: profile) -> str:
     followed, counted = found.steps
     scripts = f"; {followed} of {counted} steps followed a script" if counted > 0 else ""
     return (
-        f"{len(found.events)} dispatches on {devices}: {duration(busy)} in kernels of "
+        f"{len(found.events)} dispatch{'es' * (len(found.events) != 1)} on {devices}: {duration(busy)} in kernels of "
         f"{duration(found.seconds)}, {duration(compiling)} compiling{scripts}"
     )
 

@@ -157,6 +157,8 @@ class Averages(list[Average]):
     def __str__(self) -> str:
         return self.table()
 
+    __repr__ = __str__
+
 
 @dataclass(slots=True)
 class _Record:
@@ -383,6 +385,9 @@ class profile:
 
     def __str__(self) -> str:
         return self.table()
+
+    def __repr__(self) -> str:
+        return f"<profile: {report.summary(self)}>"
 
     def save(self, path: str | Path) -> Path:
         """Write a page that needs nothing else: timeline, roofline, kernels with their source."""
