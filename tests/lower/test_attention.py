@@ -46,6 +46,9 @@ IN_BLOCKS: list[tuple[Any, ...]] = [
     (1, 2, 2, 1, 129, 128, 5, "float32", "keys", False, "rows"),
     (3, 1, 1, 49, 16, 1, 33, "float32", "float", False, "columns"),
     (1, 2, 1, 16, 1, 16, 16, "float32", None, True, "heads"),
+    # Heads of one query that share keys are lanes of one vector, or of two.
+    (2, 6, 2, 1, 129, 24, 20, "float32", "each head", False, "rows"),
+    (1, 20, 1, 1, 70, 16, 16, "float32", None, False, "columns"),
 ]
 
 
@@ -65,6 +68,8 @@ def arrays(case: tuple[Any, ...]) -> tuple[list[Any], Any]:
         return found, None
     seen = random.random((length, source)) < 0.7
     seen[0] = False
+    if mask == "each head":
+        return found, random.standard_normal((b, h, length, source)).astype(dtype)
     if mask == "keys":
         return found, seen[-1:]
     if mask == "bool":

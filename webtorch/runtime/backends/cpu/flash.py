@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -54,6 +55,7 @@ class Plan:
     """An attention, or its gradients, for a target: what does not change from run to run."""
 
     def __init__(self, r: Attention, target: Target = HERE) -> None:
+        r = _heads_as_queries(r)
         self.r, self.target = r, target
         features, fused = target.processor
         shape = shape_for(features)
@@ -170,6 +172,18 @@ class Plan:
             cells += [buffers[number].address + 4 * r.offsets[number], *r.strides[number]]
         cells += tail
         self.target.run(self.code, self.function, units, cells, work)
+
+
+def _heads_as_queries(r: Attention) -> Attention:
+    """Return the same attention, of which heads of one query that share keys are queries of one head: a lane each."""
+    inner = r.heads // r.shared
+    if r.part != "forward" or r.length > 1 or inner == 1 or r.causal:
+        return r
+    strides = list(r.strides)
+    for number in (0, 3)[: 1 + r.mask]:
+        batch, head, _, element = strides[number]
+        strides[number] = batch, head * inner, head, element
+    return replace(r, heads=r.shared, length=inner, strides=tuple(strides))
 
 
 def _bits(x: float) -> int:

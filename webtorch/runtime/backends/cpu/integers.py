@@ -41,6 +41,8 @@ _LEAST, _INFINITE = 0x0DA24260, 0x7F800000
 _LONGEST = 1 << 15
 # Sums of so many outer points are made before what comes after them.
 _POINTS = 64
+# Memory is asked for so many bytes before it is read.
+_AHEAD = 4096
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,7 @@ class _Unknown(Exception):
 
 
 Lanes = tuple[Expr, ...]
+Strides = tuple[tuple[int, int], ...]
 
 
 class _Writer(VectorWriter):
@@ -434,7 +437,7 @@ class _Writer(VectorWriter):
         with self.loop(self.number(0), self.number(own.groups)) as group:
             self.point, self.group = point, group
             self.made: dict[tuple[str, Lanes], Ir] = {}
-            self.bases: dict[object, Ir] = {}
+            self.bases: dict[tuple[int, Strides], Ir] = {}
             factor = b.load(self.at(factors, group), typ=self.f32)
             total: Ir = b.load(place, typ=self.vector)
             count = len(own.terms)
@@ -452,9 +455,7 @@ class _Writer(VectorWriter):
                     at = self.at(rounded, b.add(begin, at), self.i8)
                     row.append(b.load(at, typ=kind, align=32))
                 elements = [divmod(i + j, own.run) for j in range(self.chunk)]
-                q = self.digits(tuple([self.element(t, c) for t, c in elements]))
-                if own.low:
-                    q = b.sub(q, self.all_of(self.bytes, own.low & 255))
+                q = self.digits(tuple([_more(self.element(t, c), -own.low) for t, c in elements]))
                 dots = self.dots(q, row[:3])
                 if not self.apart and own.low:
                     dots = b.add(dots, row[3])
@@ -464,11 +465,22 @@ class _Writer(VectorWriter):
                 )
                 if lows is not None:
                     total = self.fma(self.shuffled(lows, lows, picks), row[3], total)
+            self.fetch_ahead()
             b.store(total, place)
         name = f"llvm.vector.reduce.fadd.v{self.width}f32"
         function = declared(self.ir, self.module, name, self.f32, [self.f32, self.vector])
         nothing = self.ir.Constant(self.f32, -0.0)
         return b.call(function, [nothing, b.load(place, typ=self.vector)], fastmath=("reassoc",))
+
+    def fetch_ahead(self) -> None:
+        """Ask for the memory that groups to come will read: what the processor does so for ends with a page."""
+        rank = len(self.sum.kernel.outer)
+        for (_, strides), place in self.bases.items():
+            size = dict(strides).get(rank, 0)
+            for ahead in range(_AHEAD, _AHEAD + size, 64):
+                constants = [self.ir.Constant(self.i32, n) for n in (0, 3, 1)]
+                at = self.at(place, self.number(ahead), self.i8)
+                self.called("llvm.prefetch.p0", self.ir.VoidType(), at, *constants)
 
     def low(self, term: Term) -> Expr:
         """Return what a term's elements are where q is its least."""
@@ -577,7 +589,7 @@ class _Writer(VectorWriter):
 
     def base(self, buffer: int, strides: dict[int, int]) -> Ir:
         """Return where the bytes of an outer point and a group are counted from."""
-        key = (buffer, *sorted(strides.items()))
+        key = (buffer, tuple(sorted(strides.items())))
         if key not in self.bases:
             b = self.b
             cell = self.at(self.cells, self.number(buffer), self.i64)
@@ -728,6 +740,13 @@ def _at_place(x: Expr, dim: int, place: int) -> Expr:
     """Return an expression at a place of a loop."""
     at = ex.const(place, int32)
     return ex.rewrite(x, lambda n, _: at if n.op == "index" and n.value[0] == dim else None)
+
+
+def _more(x: Expr, by: int) -> Expr:
+    """Return an integer and a number, which is added to each of what is chosen from: there it may meet another."""
+    if x.op == "where":
+        return ex.where(x.args[0], _more(x.args[1], by), _more(x.args[2], by))
+    return x + by if by else x
 
 
 def _known(x: Expr) -> int | None:
