@@ -1,17 +1,19 @@
 """A language model of packed weights: what a token and a prompt take, and the share of the card that they use.
 
 python -m benchmarks.gpu.llm [--shape 8b|0.5b|tiny] [--dtype float16|float32] [--prompt 2048] [--tokens 64] [--layers N]
-    [--kernels]
+    [--kernels] [--profile]
 
 The weights are random, packed as Q4_K_M packs them. A token reads all of them once: its bytes a second are set against
 what a copy of a large tensor moves. A prompt is set against float16 products of the same sizes. With --kernels each
-dispatch of a token's step is timed alone, and with --layers there are as many layers.
+dispatch of a token's step is timed alone, and with --layers there are as many layers. --profile: of the thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import itertools
+import pstats
 import time
 from typing import Any
 
@@ -75,6 +77,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     webtorch.set_default_device("webgpu")
     moved = bandwidth()
@@ -112,6 +115,11 @@ def main() -> None:
         f"{nbytes / mean / 1e9:.0f} GB/s of weights, {nbytes / mean / moved:.2f} of a copy; "
         f"thread {thread * 1e3:.2f} ms"
     )
+    if options.profile:
+        with cProfile.Profile() as profile:
+            for _ in batch.generate(prompt[:16], options.tokens, Sampling(temperature=0.0)):
+                pass
+        pstats.Stats(profile).sort_stats("tottime").print_stats(30)
     if options.kernels:
         kernels(batch)
 

@@ -1,85 +1,148 @@
-"""How a product of packed weights and a row is best spread over a card: rows together, invocations of a row and of a
-workgroup.
+"""How a product of packed weights and a row is best spread over a card: elements of one turn of an invocation, rows
+together, invocations of a row and of a workgroup.
 
-WEBTORCH_CACHE=0 python -m benchmarks.gpu.spread [FORMAT ROWS COLUMNS GATES ...]
+WEBTORCH_CACHE=0 python -m benchmarks.gpu.spread [--seconds 180] [FORMAT ROWS COLUMNS GATES ...]
 
-GATES: 2 for two matrices whose products are multiplied, else 1.
+GATES: 2 for two matrices whose products are multiplied, else 1. Several matrices of each shape take turns, so that
+none stays in the card's caches; what lays the row out is timed with the product.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 import webtorch
-from benchmarks.gpu.device import device_seconds
+from benchmarks.gpu.device import _rows, _slope, _submit
+from webtorch.functions.packed import packed_product
 from webtorch.lower import wgsl_reduce
 from webtorch.lower.wgsl_reduce import Geometry
 from webtorch.nn import functional as F
-from webtorch.quantization import FORMATS, PackedTensor
+from webtorch.ops import blocks
+from webtorch.quantization import FORMATS
 from webtorch.tensors.device import resolve
 
-SHAPES = ("Q4_K", "14336", "4096", "2", "Q4_K", "4096", "14336", "1", "Q6_K", "64128", "4096", "1")
+# Of a layer of Llama 3's 8B shape, and of its head.
+SHAPES = (
+    "Q4_K 14336 4096 2", "Q4_K 4096 14336 1", "Q4_K 6144 4096 1", "Q4_K 4096 4096 1", "Q6_K 4096 14336 1",
+    "Q6_K 64128 4096 1", "Q5_0 9728 896 1", "Q8_0 4096 4096 1",
+)  # fmt: skip
+# Bytes of weights that take turns.
+_BYTES = 200 << 20
+# Invocations of a row, and of a workgroup.
+SPREADS = (
+    (8, 64), (16, 64), (16, 128), (32, 64), (32, 128), (32, 256), (64, 64), (64, 128), (128, 128), (256, 256),
+)  # fmt: skip
 
 
-def packed(form: str, rows: int, columns: int) -> PackedTensor:
-    """Return a matrix of random bytes."""
+def packed(form: str, rows: int, columns: int) -> webtorch.Tensor:
+    """Return the data of a matrix of random bytes."""
     count = rows * FORMATS[form].row_bytes(columns)
-    data = np.random.default_rng(0).integers(0, 60, count, dtype=np.uint8)
-    return PackedTensor.from_bytes(data.tobytes(), form, (rows, columns))
+    data = np.random.default_rng(0).integers(0, 60, min(count, 1 << 20), dtype=np.uint8)
+    return webtorch.from_numpy(np.resize(data, count).view(np.int32)).to("webgpu")
 
 
-def measure(weights: list[PackedTensor], x: webtorch.Tensor) -> float:
-    """Return the seconds of a product, of which nothing is known yet."""
-    runtime: Any = resolve("webgpu")
-    runtime.programs.clear()
-    runtime.backend._rendered.clear()
+class Measured:
+    """Products of one shape."""
 
-    def step(x: webtorch.Tensor) -> webtorch.Tensor:
-        products = [F.linear(x, w) for w in weights]
-        return products[0] if len(products) == 1 else F.silu(products[0]) * products[1]
+    def __init__(self, form: str, rows: int, columns: int, gates: int) -> None:
+        self.form, self.rows = form, rows
+        self.nbytes = gates * rows * FORMATS[form].row_bytes(columns)
+        turns = max(2, -(-_BYTES // self.nbytes))
+        self.sets = [[packed(form, rows, columns) for _ in range(gates)] for _ in range(turns)]
+        self.x = webtorch.randn(1, columns)
 
-    compiled = webtorch.compile(step)
-    for _ in range(2):
-        webtorch.realize(compiled(x))
-    return device_seconds(compiled.latest().executable, 0.01, 0.1)
+    def seconds(self) -> float:
+        """Return the seconds of a product, of which nothing is known yet."""
+        runtime: Any = resolve("webgpu")
+        runtime.programs.clear()
+        runtime.backend._rendered.clear()
+        blocks.multiplying.cache_clear()
+
+        def step(x: webtorch.Tensor, *weights: webtorch.Tensor) -> webtorch.Tensor:
+            products = [packed_product(x, w, self.form, self.rows) for w in weights]
+            return products[0] if len(products) == 1 else F.silu(products[0]) * products[1]
+
+        compiled = webtorch.compile(step)
+        rows: list[Any] = []
+        for weights in (self.sets[0], *self.sets):
+            webtorch.realize(compiled(self.x, *weights))
+            executable = compiled.latest().executable
+            rows += [row for _, row in _rows(executable)]
+        rows = rows[len(rows) // (len(self.sets) + 1) :]
+        _submit(executable, rows, 20)
+        return _slope(executable, rows, 0.003) / len(self.sets)
 
 
-def main(form: str, rows: int, columns: int, gates: int) -> None:
-    """Print a line for each count of rows together."""
-    weights = [packed(form, rows, columns) for _ in range(gates)]
-    x = webtorch.randn(1, columns)
+def tried(measured: Measured, most: int, ty: int, size: int) -> float:
+    """Return the seconds with rows together, invocations of a row and of a workgroup."""
     card, chosen = wgsl_reduce.CARD, wgsl_reduce.choose_geometry
-    nbytes = gates * weights[0].nbytes
-    print(f"{form} ({rows}, {columns}) x {gates}: {measure(weights, x) * 1e6:.1f} us as chosen")
-    for most in (1, 2, 4):
-        wgsl_reduce.CARD = replace(card, most=most, most_of_all=most)
-        line = [f"{most} together"]
-        for size in (64, 128, 256):
-            for ty in (16, 32, 64, 128):
-                if ty > size:
-                    continue
 
-                def spread(writer: Any, ty: int = ty, size: int = size) -> Geometry:
-                    found = chosen(writer)
-                    # The row that is laid out, and other small kernels, stay.
-                    return (
-                        found if writer.kernel.inner_count < 64 else Geometry(size // ty, ty, False)
-                    )
+    def spread(writer: Any) -> Geometry:
+        found = chosen(writer)
+        # The row that is laid out, and other small kernels, stay.
+        return found if writer.kernel.inner_count < 16 else Geometry(size // ty, ty, False)
 
-                wgsl_reduce.choose_geometry = spread
-                t = measure(weights, x)
-                line.append(f"{ty}/{size} {t * 1e6:.0f}")
-        best = min(float(part.split()[1]) for part in line[1:])
-        print("  ".join(line), f"  best {nbytes / best / 1e3:.0f} GB/s", flush=True)
-    wgsl_reduce.CARD, wgsl_reduce.choose_geometry = card, chosen
+    wgsl_reduce.CARD = replace(card, most=most, most_of_all=most)
+    wgsl_reduce.choose_geometry = spread
+    try:
+        return measured.seconds()
+    finally:
+        wgsl_reduce.CARD, wgsl_reduce.choose_geometry = card, chosen
+
+
+def main() -> None:
+    """Print a line for each count of rows together."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("shapes", nargs="*")
+    told = parser.parse_args()
+    until = time.perf_counter() + told.seconds
+    given = told.shapes or " ".join(SHAPES).split()
+    all_measured: list[Measured] = []
+
+    def line(measured: Measured, what: str, seconds: Callable[[], float]) -> float:
+        found = seconds()
+        print(f"  {what} {found * 1e6:.1f} us {measured.nbytes / found / 1e9:.0f} GB/s", flush=True)
+        return found
+
+    lanes, placed = blocks._LANES, blocks._placed
+    for i in range(0, len(given), 4):
+        form, *sizes = given[i : i + 4]
+        measured = Measured(form, *map(int, sizes))
+        all_measured.append(measured)
+        blocks._LANES = lanes
+        print(form, *sizes, f"{measured.nbytes / 1e6:.1f} MB")
+        line(measured, "as chosen", measured.seconds)
+        blocks._placed = lambda x, less=0: blocks._Placed(
+            blocks._number(x - less if less else x), 0
+        )
+        line(measured, "with digits made floats", measured.seconds)
+        blocks._placed = placed
+    for i, measured in enumerate(all_measured):
+        begun, left = time.perf_counter(), until - time.perf_counter()
+        print(given[4 * i : 4 * i + 4])
+        for each in (64, 32):
+            for most in (4, 2, 1):
+                blocks._LANES = each
+                found = []
+                for ty, size in SPREADS:
+                    if time.perf_counter() - begun > left / (len(all_measured) - i):
+                        continue
+                    found.append((tried(measured, most, ty, size), f"{ty}/{size}"))
+                best = min(found, default=(1.0, ""))[0]
+                texts = [f"{name} {t * 1e6:.1f}" for t, name in found]
+                rate = measured.nbytes / best / 1e9
+                named = f"  {each} elements, {most} together: "
+                print(named, *texts, f" best {rate:.0f} GB/s", flush=True)
+        blocks._LANES = lanes
 
 
 if __name__ == "__main__":
     webtorch.set_default_device("webgpu")
-    given = sys.argv[1:] or list(SHAPES)
-    for i in range(0, len(given), 4):
-        main(given[i], *map(int, given[i + 1 : i + 4]))
+    main()

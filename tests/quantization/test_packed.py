@@ -182,13 +182,15 @@ def test_products_of_few_rows_are_those_of_what_is_unpacked(name: str, device: s
 
 
 def test_what_a_block_shares_is_multiplied_once_and_bits_are_cut_out_of_words() -> None:
-    """32 digits of four words: a product each, and a few for two scales and two minima."""
+    """32 digits of four words: a product each, and a few for two scales, two minima and where digits stand."""
     reading = multiplying("Q4_K", True, 512)
     assert reading is not None and len(reading.lanes) == 32
     count = 1 + len(reading.windows) + len(reading.loops) + len(reading.lanes)
     nodes = list(ex.walk(reading.op.build(tuple(ex.input_(i, int32) for i in range(count)))))
     products = [n for n in nodes if n.op == "mul" and n.dtype is float32]
-    assert 32 < len(products) <= 32 + 12
+    assert 32 < len(products) <= 32 + 16
+    # Those are the numbers of the scales.
+    assert sum(n.op == "cast" and n.args[0].dtype is int32 for n in nodes) <= 6
     masks = [n for n in nodes if n.op == "and" and n.args[1].value == 0x0F0F0F0F]
     assert len(masks) == 8
 

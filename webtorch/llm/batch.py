@@ -149,6 +149,7 @@ class Batch:
         # A step that was begun before the last one was read, with its kind, or that of which tokens follow.
         self._ahead: tuple[Result, Kind, list[Run | None]] | None = None
         self._fresh = False  # whether a step may go on from the last one's places
+        self._lives: tuple[list[float], Tensor] | None = None
         self._clock = 0
         self._moving: Callable[[Tensor, Tensor], None] | None = None
         self._changed = threading.Condition()
@@ -511,7 +512,11 @@ class Batch:
         return not any(sure)
 
     def _live(self, runs: list[Run | None]) -> Tensor:
-        return webtorch.tensor([float(r is not None) for r in runs]).to(self.device)
+        """Return 1 for each text whose answer is made: what it was for the last step, if that is the same."""
+        given = [float(r is not None) for r in runs]
+        if self._lives is None or self._lives[0] != given:
+            self._lives = given, webtorch.tensor(given).to(self.device)
+        return self._lives[1]
 
     def _begun(self, runs: list[Run | None]) -> tuple[Result, Kind]:
         """Begin a step from what is known here."""

@@ -749,6 +749,10 @@ class KernelWriter:
             if 0 <= count < 32:
                 sign = "<<" if op == "shl" else ">>"
                 return wrap(node.dtype, f"({args[0]} {sign} {count}u)")
+        if op == "shr" and kind == "i32":
+            low, high = self.bounds(node.args[1])
+            if low >= 0 and high < 32:
+                return f"({args[0]} >> bitcast<u32>({args[1]}))"
         return None
 
     def _fast_division(self, node: Expr, args: list[str]) -> str | None:

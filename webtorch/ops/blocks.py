@@ -25,6 +25,9 @@ from webtorch.ops.record import Elementwise
 
 WORD = 4
 _EACH_BYTE = 0x01010101
+_WORD_BITS = (1 << 32) - 1
+# The bits of a float32's fraction, and those of 2 ** 23, whose fraction counts by ones.
+_FRACTION, _OF_WHOLE = 23, 0x4B000000
 # Elements that one turn of a loop over words sums: those of neighbouring words share scales, whose bits take longer
 # than an element's.
 _LANES = 32
@@ -105,7 +108,14 @@ class Block:
 
     def signed(self, at: int, *strides: int) -> Expr:
         """Return a byte, -128 to 127."""
-        return ex.shr(ex.shl(self.data(at, strides, 1), 24), 24)
+        byte = self.data(at, strides, 1)
+        found = _byte_of(byte)
+        if found is None:
+            return ex.shr(ex.shl(byte, 24), 24)
+        word, place = found
+        # All bytes of a word at once: with the sign turned over they count from 0 on.
+        turned = ex.const(_EACH_BYTE * 0x80 - (1 << 32), int32)
+        return (ex.shr(word ^ turned, place) & 255) - 128
 
     def half(self, at: int) -> Expr:
         """Return the value of a float16."""
@@ -129,6 +139,51 @@ def _byte_of(x: Expr) -> tuple[Expr, Expr] | None:
         return None
     word, place = x.args[0].args
     return (word, place) if place.op == "const" and place.value % 8 == 0 else None
+
+
+def _known(word: Expr) -> int:
+    """Return the bits of a word that may be set."""
+    if word.op == "and" and word.args[1].op == "const":
+        return _known(word.args[0]) & word.args[1].value
+    if word.op == "or":
+        return _known(word.args[0]) | _known(word.args[1])
+    if word.op == "shl" and word.args[1].op == "const":
+        return _known(word.args[0]) << word.args[1].value & _WORD_BITS
+    return _WORD_BITS
+
+
+class _Placed(NamedTuple):
+    """A number times 2 ** place, as float32."""
+
+    number: Expr
+    place: int
+
+
+def _placed(x: Expr, less: int = 0) -> _Placed:
+    """Return a whole number less another one as a float.
+
+    Graphics cards make floats of whole numbers at a quarter of their speed or less. The bits of a byte of a word need
+    no such step: among the last bits of 2 ** 23 they are added to it, and what is taken off again leaves them exactly,
+    times the power of two where they stand. So a few masks and differences do for all bytes of a word.
+    """
+    if x.op == "sub" and x.args[1].op == "const":
+        return _placed(x.args[0], less + x.args[1].value)
+    if x.op == "add" and x.args[1].op == "const":
+        return _placed(x.args[0], less - x.args[1].value)
+    if x.op == "where":
+        one, two = _placed(x.args[1], less), _placed(x.args[2], less)
+        if one.place == two.place:
+            return _Placed(ex.where(x.args[0], one.number, two.number), one.place)
+    found = _byte_of(x)
+    if found is None:
+        return _Placed(_number(x) - float(less) if less else _number(x), 0)
+    word, at = found[0], found[1].value
+    bits = (_known(word) >> at & 255).bit_length()
+    down = max(0, -(-(at + bits - _FRACTION) // 8) * 8)
+    place = at - down
+    mask = ex.const((1 << bits) - 1 << place, int32)
+    whole = ex.bitcast(ex.shr(word, down) & mask | _OF_WHOLE, float32)
+    return _Placed(whole - float((1 << _FRACTION) + less * (1 << place)), place)
 
 
 def _cut(x: Expr, place: Expr, bits: int) -> Expr:
@@ -500,7 +555,7 @@ class _Linear:
         """Whether several values have a part."""
         return self.uses[x] > 1
 
-    def terms(self, x: Expr, scale: Expr | None = None) -> list[tuple[Expr | None, Expr | None]]:
+    def terms(self, x: Expr, scale: Expr | None = None) -> list[tuple[Expr | None, _Placed | None]]:
         """Return the terms of scale * x."""
 
         def by(shared: Expr) -> Expr:
@@ -517,11 +572,9 @@ class _Linear:
             return self.terms(b, by(a))
         if x.op == "mul" and self.is_shared(b):
             return self.terms(a, by(b))
-        if x.op == "cast" and a.op == "sub" and a.args[1].op == "const":
-            # Both are whole numbers that floats have.
-            whole, less = ex.cast(a.args[0], x.dtype), ex.cast(a.args[1], x.dtype)
-            return [(scale, whole), (by(-less), None)]
-        return [(scale, x)]
+        if x.op == "cast":
+            return [(scale, _placed(a))]
+        return [(scale, _Placed(x, 0))]
 
 
 def _factored(values: Sequence[Expr], row: Sequence[Expr]) -> Expr:
@@ -529,13 +582,18 @@ def _factored(values: Sequence[Expr], row: Sequence[Expr]) -> Expr:
     multiplied once.
     """
     linear = _Linear(values)
-    sums: dict[tuple[Expr | None, bool], Expr] = {}
+    # By what is shared, whether numbers are of it, and where these stand.
+    sums: dict[tuple[Expr | None, bool], dict[int, Expr]] = {}
     for v, x in zip(values, row, strict=True):
         for scale, number in linear.terms(v):
-            key = scale, number is None
-            term = x if number is None else number * x
-            sums[key] = sums[key] + term if key in sums else term
-    parts = [found if scale is None else scale * found for (scale, _), found in sums.items()]
+            by_place = sums.setdefault((scale, number is None), {})
+            place, term = (0, x) if number is None else (number.place, number.number * x)
+            by_place[place] = by_place[place] + term if place in by_place else term
+    parts = []
+    for (scale, _), by_place in sums.items():
+        terms = [t * 2.0**-place if place else t for place, t in by_place.items()]
+        found = functools.reduce(lambda a, b: a + b, terms)
+        parts.append(found if scale is None else scale * found)
     return functools.reduce(lambda a, b: a + b, parts)
 
 
