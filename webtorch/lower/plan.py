@@ -149,9 +149,7 @@ def _kernel_task(graph: Graph, group: Group, built: BuiltKernel, needed: set[int
     kinds = {graph.nodes[m].kind for m in writes}
     label = "_".join(sorted(kinds - {"map"}) or ["map"])
     kernel = replace(built.kernel, name=f"{label}_{describe(graph, group)}")
-    bases = tuple(
-        (m, graph.nodes[m].srcs[0]) for m in writes if graph.nodes[m].kind in ("update", "scatter")
-    )
+    bases = tuple((m, graph.nodes[m].srcs[0]) for m in writes if graph.nodes[m].writes)
     return Task(kernel, built.nodes, built.args, writes, built.line, built.sites, bases)
 
 
