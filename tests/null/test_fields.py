@@ -30,12 +30,7 @@ ALLOWED = {
         "as_torch/names/foreach.py",
         "clone",
     ): "PyTorch's lists of tensors have these in one form only",
-    (
-        "runtime/backends/plain/assembly.py",
-        "abs",
-    ): "WebAssembly's instructions, by the names of its specification",
     ("runtime/backends/plain/assembly.py", "eq"): "WebAssembly's instructions that compare",
-    ("fx/codegen.py", "eq"): "functions of Python's module `operator`, and how Python writes them",
 }
 
 

@@ -46,50 +46,26 @@ BUILTINS: dict[str, Builtin] = {
 for _name, _builtin in BUILTINS.items():
     reserve(_name, _builtin.obj)
 
-reflectable_magic_methods = {
-    "add": "{} + {}",
-    "sub": "{} - {}",
-    "mul": "{} * {}",
-    "floordiv": "{} // {}",
-    "truediv": "{} / {}",
+# Python's signs of two operands, and its functions of these (`div` is of Python 2). With "i" in front a function writes
+# over its first operand.
+_SIGNS = {
+    "+": "add", "-": "sub", "*": "mul", "//": "floordiv", "/": "truediv", "%": "mod", "**": "pow", "<<": "lshift",
+    ">>": "rshift", "&": "and_", "|": "or_", "^": "xor", "@": "matmul",
+}  # fmt: skip
+_COMPARISONS = {"==": "eq", "!=": "ne", "<": "lt", ">": "gt", "<=": "le", ">=": "ge"}
+reflectable_magic_methods = {name: f"{{}} {sign} {{}}" for sign, name in _SIGNS.items()} | {
     "div": "{} / {}",
-    "mod": "{} % {}",
-    "pow": "{} ** {}",
-    "lshift": "{} << {}",
-    "rshift": "{} >> {}",
-    "and_": "{} & {}",
-    "or_": "{} | {}",
-    "xor": "{} ^ {}",
     "getitem": "{}[{}]",
-    "matmul": "{} @ {}",
 }
 magic_methods = {
-    "eq": "{} == {}",
-    "ne": "{} != {}",
-    "lt": "{} < {}",
-    "gt": "{} > {}",
-    "le": "{} <= {}",
-    "ge": "{} >= {}",
+    **{name: f"{{}} {sign} {{}}" for sign, name in _COMPARISONS.items()},
     "pos": "+{}",
     "neg": "-{}",
     "invert": "~{}",
     **reflectable_magic_methods,
 }
-inplace_methods = {
-    "iadd": "{} += {}",
-    "iand": "{} &= {}",
-    "ifloordiv": "{} //= {}",
-    "ilshift": "{} <<= {}",
-    "imod": "{} %= {}",
-    "imul": "{} *= {}",
-    "imatmul": "{} @= {}",
-    "ior": "{} |= {}",
-    "ipow": "{} **= {}",
-    "irshift": "{} >>= {}",
-    "isub": "{} -= {}",
-    "itruediv": "{} /= {}",
-    "ixor": "{} ^= {}",
-    "setitem": "{}[{}] = {}",
+inplace_methods = {f"i{n.rstrip('_')}": f"{{}} {sign}= {{}}" for sign, n in _SIGNS.items()} | {
+    "setitem": "{}[{}] = {}"
 }
 
 # Built-in containers as `typing` calls them, as which older annotations are written.

@@ -48,23 +48,42 @@ from typing import Any
 from webtorch.ir.dtype import DType, Scalar
 from webtorch.ir.view import Shape, numel
 
-KINDS = (
-    "buffer",
-    "empty",
-    "map",
-    "view",
-    "pad",
-    "reduce",
-    "update",
-    "take",
-    "scatter",
-    "matmul",
-    "conv",
-    "scan",
-    "attention",
-    "sort",
-    "host",
-)
+
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """What is known of the nodes of one kind."""
+
+    name: str
+    # Whether it is memory that is there, and nothing is computed.
+    is_given: bool = False
+    # Whether it changes the memory of its first source, where nothing else reads that.
+    writes: bool = False
+    # To save memory: whether it may be dropped and computed a second time, and whether it never is, even for
+    # others.
+    may_drop: bool = False
+    once: bool = False
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        NodeKind("buffer", is_given=True, once=True),
+        NodeKind("empty", is_given=True, once=True),
+        NodeKind("map", may_drop=True),
+        NodeKind("view"),
+        NodeKind("pad"),
+        NodeKind("reduce", may_drop=True),
+        NodeKind("update", writes=True, once=True),
+        NodeKind("take", may_drop=True),
+        NodeKind("scatter", writes=True, once=True),
+        NodeKind("matmul", may_drop=True),
+        NodeKind("conv", may_drop=True),
+        NodeKind("scan", once=True),
+        NodeKind("attention"),
+        NodeKind("sort", once=True),
+        NodeKind("host", once=True),
+    )
+}
 
 
 class Form:
@@ -230,6 +249,16 @@ class GraphNode:
     def elements(self) -> int:
         """Number of elements."""
         return numel(self.shape)
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it is memory that is there, and nothing is computed."""
+        return KINDS[self.kind].is_given
+
+    @property
+    def writes(self) -> bool:
+        """Whether it changes the memory of its first source, where nothing else reads that."""
+        return KINDS[self.kind].writes
 
     def with_srcs(self, srcs: tuple[int, ...]) -> GraphNode:
         """Return the same node with other sources."""

@@ -87,7 +87,7 @@ class Fuser(Facts):
         """Return the groups in an order in which they can run."""
         self._choose_stored()
         for number, node in enumerate(self.nodes):
-            if number in self.stored and node.kind not in ("buffer", "empty") and node.elements:
+            if number in self.stored and not node.is_given and node.elements:
                 self._place(number, node)
         ordered = self._order()
         self._store_shared(ordered)
@@ -100,10 +100,7 @@ class Fuser(Facts):
         for output in self.graph.outputs:
             self.stored.add(output.node)
         for number, node in enumerate(self.nodes):
-            if (
-                node.kind in ("buffer", "empty", "reduce", "update", "scatter")
-                or node.kind in TEMPLATES
-            ):
+            if node.is_given or node.writes or node.kind == "reduce" or node.kind in TEMPLATES:
                 self.stored.add(number)
             self._store_operands(number, node)
             self._measure(number, node)
@@ -463,7 +460,7 @@ class Fuser(Facts):
         evaluate(body, number, node)
         if node.kind == "reduce":
             body.stages[number] = len(body.stages)
-        elif node.kind in ("update", "scatter"):
+        elif node.writes:
             # What was written at other positions cannot be read back inside the kernel.
             body.own[number] = "outer"
         else:
@@ -518,7 +515,7 @@ class Fuser(Facts):
             for m in group.members:
                 if m in donor:
                     written.setdefault(donor[m], []).append(group.number)
-                if self.nodes[m].kind in ("update", "scatter"):
+                if self.nodes[m].writes:
                     written.setdefault(self.nodes[m].srcs[0], []).append(group.number)
         found: dict[int, int] = {}
         for group in self.groups:

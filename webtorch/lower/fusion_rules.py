@@ -174,7 +174,7 @@ def epilogue_cost(facts: Facts, new: Newcomer, group: Group) -> str | None:
 
 def write_in_progress(facts: Facts, new: Newcomer, group: Group) -> str | None:
     """A kernel has no order among its points."""
-    if new.node.kind not in ("update", "scatter") or new.node.srcs[0] not in group.members:
+    if not new.node.writes or new.node.srcs[0] not in group.members:
         return None
     return "it would write into what the same kernel is still writing"
 
@@ -276,7 +276,7 @@ def reduced_writes(facts: Facts, new: Newcomer, group: Group) -> str | None:
     """What writes windows or scattered elements is no row kernel."""
     if new.loops is None or group.kind == "row":
         return None
-    if any(facts.nodes[m].kind in ("update", "scatter") for m in group.members):
+    if any(facts.nodes[m].writes for m in group.members):
         return "this kernel writes in place at positions of its own"
     return None
 

@@ -64,7 +64,7 @@ def merge_equal_nodes(graph: Graph, limits: Limits) -> Graph:
                 # Where the same is written to memory that holds nothing, the memory is as good as the other.
                 written = ("empty", base.shape, srcs[1])
         key = (node.kind, written, node.attrs, node.args, node.shape, node.dtype)
-        found = None if node.kind in ("buffer", "empty") or i in outputs_now else seen.get(key)
+        found = None if node.is_given or i in outputs_now else seen.get(key)
         if found is None:
             found = len(nodes)
             seen.setdefault(key, found)
@@ -268,8 +268,8 @@ def _changes_nothing(node: GraphNode, source: GraphNode) -> bool:
     if node.kind == "map":
         op, pattern, _ = node.attrs
         # A copy of a view is there for its order in memory.
-        kept = ("buffer", "empty", "view", "update", "scatter")
-        return op is IDENTITY and pattern == "t" and source.kind not in kept
+        kept = source.is_given or source.writes or source.kind == "view"
+        return op is IDENTITY and pattern == "t" and not kept
     return node.kind == "reduce" and REDUCERS[node.attrs[0]].gives is None
 
 
@@ -282,7 +282,7 @@ def _narrows_back(node: GraphNode, source: GraphNode, nodes: list[GraphNode]) ->
         node.dtype is first.dtype
         and node.dtype.compute is source.dtype is not node.dtype
         and first.shape == node.shape
-        and first.kind not in ("buffer", "empty", "update", "scatter")
+        and not (first.is_given or first.writes)
     )
 
 

@@ -149,9 +149,7 @@ def _kernel_task(
 ) -> Task:
     writes = tuple(sorted(needed))
     kernel = replace(built.kernel, name=describe(graph, group, stored))
-    bases = tuple(
-        (m, graph.nodes[m].srcs[0]) for m in writes if graph.nodes[m].kind in ("update", "scatter")
-    )
+    bases = tuple((m, graph.nodes[m].srcs[0]) for m in writes if graph.nodes[m].writes)
     return Task(kernel, built.nodes, built.args, writes, built.line, built.sites, bases)
 
 

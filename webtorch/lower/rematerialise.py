@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from webtorch.ir.graph import Graph, GraphNode
+from webtorch.ir.graph import KINDS, Graph, GraphNode
 from webtorch.ir.program import Program
 from webtorch.ir.view import numel
 from webtorch.lower.fuse import compared, formula_cost
@@ -70,7 +70,7 @@ def _held(graph: Graph) -> tuple[set[int], int]:
     change = [0] * (len(graph.nodes) + 1)
     for i, node in enumerate(graph.nodes):
         # A view is no value of its own.
-        if node.kind not in ("buffer", "empty", "view", "update", "scatter") and i not in outputs:
+        if not (node.is_given or node.writes or node.kind == "view") and i not in outputs:
             change[i] += _bytes(node)
             change[last[i]] -= _bytes(node)
     end = most = held = 0
@@ -85,7 +85,7 @@ def _held(graph: Graph) -> tuple[set[int], int]:
         if last[i] > end
         and i not in outputs
         and i not in exact
-        and node.kind in ("map", "matmul", "conv", "reduce", "take")
+        and KINDS[node.kind].may_drop
         and node.elements > 1
     }
     return found, end
@@ -140,7 +140,7 @@ def _again(graph: Graph, chosen: set[int], end: int) -> Graph:
         node = graph.nodes[n]
         stays = (
             n > end
-            or node.kind in ("buffer", "empty", "update", "scatter", "scan", "sort", "host")
+            or KINDS[node.kind].once
             or n in outputs
             or (n not in chosen and last[n] > end and node.kind != "view")
         )

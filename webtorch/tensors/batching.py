@@ -16,7 +16,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from webtorch.ir.dtype import DType, Scalar, int64
 from webtorch.ir.view import Shape, contiguous_strides, is_contiguous, numel
@@ -221,6 +221,58 @@ def one_by_one(names: Sequence[str], function: Callable[..., object]) -> Callabl
 # ---------------------------------------------------------------------------------------------------
 
 
+class _Made(NamedTuple):
+    """A node as it is recorded for one example; some of its inputs have hidden dims."""
+
+    kind: str
+    inputs: Sequence[Tensor]
+    attrs: tuple[Any, ...]
+    scalars: tuple[Scalar, ...]
+    shape: Shape
+    dtype: DType
+    levels: Levels
+
+    @property
+    def lead(self) -> Shape:
+        """The sizes of the hidden dims."""
+        return sizes_of(self.levels)
+
+    @property
+    def many(self) -> int:
+        """How many examples there are."""
+        return numel(self.lead)
+
+    def record(
+        self, inputs: Sequence[Tensor], shape: Shape, attrs: tuple[object, ...] | None = None
+    ) -> Tensor:
+        """Record one such node, of all examples."""
+        attrs = self.attrs if attrs is None else attrs
+        return ask("record")(self.kind, inputs, attrs, self.scalars, shape, self.dtype)
+
+    def flat(self, x: Tensor) -> Tensor:
+        """Return an input with its examples and its first dim as one."""
+        return physical(x, self.levels).reshape((self.many * x._shape[0], *x._shape[1:]))
+
+    def apart(self, out: Tensor) -> Tensor:
+        """Return the result of all examples, which come first in it, with these hidden."""
+        return logical(out.reshape((*self.lead, *self.shape)), self.levels)
+
+
+_Rule = Callable[[_Made], Tensor]
+# Kind of a node -> how it is recorded of operands that are batched.
+_RULES: dict[str, _Rule] = {}
+
+
+def _rule(kind: str) -> Callable[[_Rule], _Rule]:
+    """Register the rule of one kind of nodes."""
+
+    def register(rule: _Rule) -> _Rule:
+        _RULES[kind] = rule
+        return rule
+
+    return register
+
+
 def record_batched(
     kind: str,
     inputs: Sequence[Tensor],
@@ -230,20 +282,9 @@ def record_batched(
     dtype: DType,
 ) -> Tensor:
     """Record a node whose operands are batched: the same for each example, in one node."""
-    levels = levels_of(inputs)
+    made = _Made(kind, inputs, attrs, scalars, shape, dtype, levels_of(inputs))
     with unrecorded():
-        return _RULES.get(kind, _one_by_one(kind))(inputs, levels, attrs, scalars, shape, dtype)
-
-
-def _record(
-    kind: str,
-    inputs: Sequence[Tensor],
-    attrs: tuple[object, ...],
-    scalars: tuple[Scalar, ...],
-    shape: tuple[int, ...],
-    dtype: DType,
-) -> Tensor:
-    return ask("record")(kind, inputs, attrs, scalars, shape, dtype)
+        return _RULES.get(kind, _one_by_one)(made)
 
 
 def sizes_of(levels: Levels) -> tuple[int, ...]:
@@ -259,156 +300,90 @@ def _settled(x: Tensor, levels: Levels) -> Tensor:
     return out
 
 
-def _shifted(move: Callable[[tuple[Any, ...], int], tuple[Any, ...]]) -> Callable[..., Tensor]:
-    """The rule of a node that maps its operands one by one: hidden dims go first, attributes move."""
+def _shifted(kind: str, move: Callable[[tuple[Any, ...], int], tuple[Any, ...]]) -> None:
+    """Register the rule of nodes that map their operands one by one: hidden dims go first, attributes move."""
 
-    def rule(
-        inputs: Sequence[Tensor],
-        levels: Levels,
-        attrs: Any,
-        scalars: tuple[Scalar, ...],
-        shape: Shape,
-        dtype: DType,
-        /,
-    ) -> Tensor:
+    @_rule(kind)
+    def rule(m: _Made) -> Tensor:
         """Record the node with the hidden dims in front."""
-        k = len(levels)
-        given = [physical(t, levels) for t in inputs]
-        lead = sizes_of(levels)
-        kind, moved = move(attrs, k)
-        return logical(_record(kind, given, moved, scalars, lead + shape, dtype), levels)
-
-    return rule
+        given = [physical(t, m.levels) for t in m.inputs]
+        return logical(m.record(given, m.lead + m.shape, move(m.attrs, len(m.levels))), m.levels)
 
 
-def _matmul(
-    inputs: Sequence[Tensor],
-    levels: Levels,
-    attrs: Any,
-    scalars: tuple[Scalar, ...],
-    shape: Shape,
-    dtype: DType,
-) -> Tensor:
-    a, b = inputs
-    lead = sizes_of(levels)
-    many = numel(lead)
-    batches, m, n = shape
-    k = a._shape[2]
+_shifted("map", lambda attrs, k: attrs)
+_shifted("reduce", lambda attrs, k: (attrs[0], tuple([d + k for d in attrs[1]])))
+_shifted("scan", lambda attrs, k: (attrs[0], attrs[1] + k))
+_shifted("pad", lambda attrs, k: ((0,) * k + attrs[0],))
+
+
+@_rule("matmul")
+def _matmul(m: _Made) -> Tensor:
+    a, b = m.inputs
+    batches, rows, n = m.shape
     if not b._levels and batches == 1:
         # One matrix for all examples: their rows are one taller matrix.
-        rows = physical(a, levels).reshape((1, many * m, k))
-        out = _record("matmul", (rows, b), attrs, scalars, (1, many * m, n), dtype)
-        return logical(out.reshape((*lead, 1, m, n)), levels)
-    left = physical(a, levels).reshape((many * batches, m, k))
-    right = physical(b, levels).reshape((many * batches, k, n))
-    out = _record("matmul", (left, right), attrs, scalars, (many * batches, m, n), dtype)
-    return logical(out.reshape((*lead, *shape)), levels)
+        taller = physical(a, m.levels).reshape((1, m.many * rows, a._shape[2]))
+        return m.apart(m.record((taller, b), (1, m.many * rows, n)))
+    return m.apart(m.record((m.flat(a), m.flat(b)), (m.many * batches, rows, n)))
 
 
-def _one_by_one(kind: str) -> Callable[..., Tensor]:
-    """The rule of a kind that has none: a node for each example, and their results together."""
-
-    def rule(
-        inputs: Sequence[Tensor],
-        levels: Levels,
-        attrs: Any,
-        scalars: tuple[Scalar, ...],
-        shape: Shape,
-        dtype: DType,
-    ) -> Tensor:
-        """Record a node for each example, and stack their results."""
-        lead = sizes_of(levels)
-        flat = [physical(t, levels).reshape((numel(lead), *t._shape)) for t in inputs]
-        parts = [
-            _record(kind, [t.select(0, i) for t in flat], attrs, scalars, shape, dtype)
-            for i in range(numel(lead))
-        ]
-        return logical(TABLE["stack"](parts).reshape((*lead, *shape)), levels)
-
-    return rule
+def _one_by_one(m: _Made) -> Tensor:
+    """Record a node for each example, where a kind has no rule, and stack their results."""
+    flat = [physical(t, m.levels).reshape((m.many, *t._shape)) for t in m.inputs]
+    parts = [m.record([t.select(0, i) for t in flat], m.shape) for i in range(m.many)]
+    return m.apart(TABLE["stack"](parts))
 
 
-def _sort(
-    inputs: Sequence[Tensor],
-    levels: Levels,
-    attrs: Any,
-    scalars: tuple[Scalar, ...],
-    shape: Shape,
-    dtype: DType,
-) -> Tensor:
-    (x,) = inputs
-    rows, count = shape
-    lead = sizes_of(levels)
-    many = physical(x, levels).reshape((numel(lead) * rows, x._shape[1]))
-    out = _record("sort", (many,), attrs, scalars, (numel(lead) * rows, count), dtype)
-    return logical(out.reshape((*lead, *shape)), levels)
+@_rule("sort")
+def _sort(m: _Made) -> Tensor:
+    rows, count = m.shape
+    return m.apart(m.record((m.flat(m.inputs[0]),), (m.many * rows, count)))
 
 
-def _attention(
-    inputs: Sequence[Tensor],
-    levels: Levels,
-    attrs: Any,
-    scalars: tuple[Scalar, ...],
-    shape: Shape,
-    dtype: DType,
-) -> Tensor:
-    if attrs[4]:
+@_rule("attention")
+def _attention(m: _Made) -> Tensor:
+    if m.attrs[4]:
         # Dropout: its random numbers were drawn for one example.
-        return _one_by_one("attention")(inputs, levels, attrs, scalars, shape, dtype)
-    lead = sizes_of(levels)
-    many = numel(lead)
-    given = [physical(t, levels).reshape((many * t._shape[0], *t._shape[1:])) for t in inputs]
-    wanted = (many * shape[0], *shape[1:])
-    out = _record("attention", given, attrs, scalars, wanted, dtype)
-    return logical(out.reshape((*lead, *shape)), levels)
+        return _one_by_one(m)
+    return m.apart(m.record([*map(m.flat, m.inputs)], (m.many * m.shape[0], *m.shape[1:])))
 
 
 # Which two of (input, weight, output) the operands are, and which the result is.
 _CONV_ROLES = {"forward": (0, 1, 2), "input": (2, 1, 0), "weight": (0, 2, 1)}
 
 
-def _conv(
-    inputs: Sequence[Tensor],
-    levels: Levels,
-    attrs: Any,
-    scalars: tuple[Scalar, ...],
-    shape: Shape,
-    dtype: DType,
-) -> Tensor:
-    kind, *shapes_and_rest = attrs
+@_rule("conv")
+def _conv(m: _Made) -> Tensor:
+    kind, *shapes_and_rest = m.attrs
     shapes, rest = list(shapes_and_rest[:3]), list(shapes_and_rest[3:])
     roles = _CONV_ROLES[kind]
-    lead = sizes_of(levels)
-    many = numel(lead)
-    spatial = slice(2, None)
-    batched = {role: bool(t._levels) for role, t in zip(roles, inputs, strict=False)}
+    levels, many = m.levels, m.many
+    batched = {role: bool(t._levels) for role, t in zip(roles, m.inputs, strict=False)}
     if kind != "weight" and not batched[1]:
         # Only the images are batched: more images.
         for role in (0, 2):
             shapes[role] = (many * shapes[role][0], *shapes[role][1:])
         given = [
             t if role == 1 else physical(t, levels).reshape(shapes[role])
-            for role, t in zip(roles, inputs, strict=False)
+            for role, t in zip(roles, m.inputs, strict=False)
         ]
-        out = _record("conv", given, (kind, *shapes, *rest), scalars, shapes[roles[2]], dtype)
-        return logical(out.reshape((*lead, *shape)), levels)
+        return m.apart(m.record(given, shapes[roles[2]], (kind, *shapes, *rest)))
     # Each example is a group of its own: examples go before the channels (before the output channels of weights).
     for role in (0, 2):
         count, channels = shapes[role][:2]
-        shapes[role] = (count, many * channels, *shapes[role][spatial])
+        shapes[role] = (count, many * channels, *shapes[role][2:])
     shapes[1] = (many * shapes[1][0], *shapes[1][1:])
     given = []
-    for role, t in zip(roles, inputs, strict=False):
+    for role, t in zip(roles, m.inputs, strict=False):
         x = physical(t, levels)
         if role != 1:
-            x = x.movedim(len(lead), 0)
+            x = x.movedim(len(levels), 0)
         given.append(x.reshape(shapes[role]))
     rest[-1] = many * rest[-1]
-    made = shapes[roles[2]]
-    out = _record("conv", given, (kind, *shapes, *rest), scalars, made, dtype)
+    out = m.record(given, shapes[roles[2]], (kind, *shapes, *rest))
     if roles[2] == 1:
-        return logical(out.reshape((*lead, *shape)), levels)
-    out = out.reshape((shape[0], *lead, *shape[1:])).movedim(0, len(lead))
+        return m.apart(out)
+    out = out.reshape((m.shape[0], *m.lead, *m.shape[1:])).movedim(0, len(levels))
     return _settled(out, levels)
 
 
@@ -433,72 +408,49 @@ def _indexed(
     return physical(base, levels), [*(o.to(types) for o in own), *many]
 
 
-def _take(
-    inputs: Sequence[Tensor],
-    levels: Levels,
-    attrs: Any,
-    scalars: tuple[Scalar, ...],
-    shape: Shape,
-    dtype: DType,
-) -> Tensor:
-    count, dims, name, wrap = attrs
-    x, *indices = inputs
-    lead = sizes_of(levels)
-    k = len(levels)
+@_rule("take")
+def _take(m: _Made) -> Tensor:
+    count, dims, *names = m.attrs
+    x, *indices = m.inputs
+    levels, k = m.levels, len(m.levels)
     if not x._levels:
         given = [physical(i, levels) for i in indices]
-        return logical(_record("take", (x, *given), attrs, scalars, lead + shape, dtype), levels)
+        return logical(m.record((x, *given), m.lead + m.shape), levels)
     if not any(i._levels for i in indices):
         # The same rows of each example: the hidden dims are the last of each row.
-        order = (*range(k, k + len(x._shape)), *range(k))
-        rows = physical(x, levels).permute(order)
-        out = _record("take", (rows, *indices), attrs, scalars, shape + lead, dtype)
-        back = (*range(len(shape), len(shape) + k), *range(len(shape)))
-        return _settled(out.permute(back), levels)
+        out = m.record((_hidden_behind(x, levels), *indices), m.shape + m.lead)
+        return _hidden_last(out, m)
     base, own = _indexed(x, indices, levels)
-    moved = (k + count, (*(0,) * k, *dims), name, wrap)
-    return logical(_record("take", (base, *own), moved, scalars, lead + shape, dtype), levels)
+    moved = (k + count, (*(0,) * k, *dims), *names)
+    return logical(m.record((base, *own), m.lead + m.shape, moved), levels)
 
 
-def _scatter(
-    inputs: Sequence[Tensor],
-    levels: Levels,
-    attrs: Any,
-    scalars: tuple[Scalar, ...],
-    shape: Shape,
-    dtype: DType,
-) -> Tensor:
-    count, dims, combine, name, wrap = attrs
-    base, *indices, values = inputs
-    lead = sizes_of(levels)
-    k = len(levels)
-    values = physical(values, levels)
+@_rule("scatter")
+def _scatter(m: _Made) -> Tensor:
+    count, dims, *names = m.attrs
+    base, *indices, values = m.inputs
+    levels, k = m.levels, len(m.levels)
     if not any(i._levels for i in indices):
-        order = (*range(k, k + len(shape)), *range(k))
-        to_end = (*range(k, len(values._shape)), *range(k))
-        rows = physical(base, levels).permute(order)
-        given = (rows, *indices, values.permute(to_end))
-        out = _record("scatter", given, attrs, scalars, shape + lead, dtype)
-        back = (*range(len(shape), len(shape) + k), *range(len(shape)))
-        return _settled(out.permute(back), levels)
+        given = (_hidden_behind(base, levels), *indices, _hidden_behind(values, levels))
+        return _hidden_last(m.record(given, m.shape + m.lead), m)
     whole, own = _indexed(base, indices, levels)
-    moved = (k + count, (*(0,) * k, *dims), combine, name, wrap)
-    given = (whole, *own, values)
-    return logical(_record("scatter", given, moved, scalars, lead + shape, dtype), levels)
+    moved = (k + count, (*(0,) * k, *dims), *names)
+    given = (whole, *own, physical(values, levels))
+    return logical(m.record(given, m.lead + m.shape, moved), levels)
 
 
-_RULES: dict[str, Callable[..., Tensor]] = {
-    "map": _shifted(lambda attrs, k: ("map", attrs)),
-    "reduce": _shifted(lambda a, k: ("reduce", (a[0], tuple([d + k for d in a[1]])))),
-    "scan": _shifted(lambda a, k: ("scan", (a[0], a[1] + k))),
-    "pad": _shifted(lambda a, k: ("pad", ((0,) * k + a[0],))),
-    "matmul": _matmul,
-    "attention": _attention,
-    "conv": _conv,
-    "take": _take,
-    "scatter": _scatter,
-    "sort": _sort,
-}
+def _hidden_behind(x: Tensor, levels: Levels) -> Tensor:
+    """Return x with its hidden dims as the last."""
+    k = len(levels)
+    whole = physical(x, levels)
+    return whole.permute((*range(k, len(whole._shape)), *range(k)))
+
+
+def _hidden_last(out: Tensor, m: _Made) -> Tensor:
+    """Return a result whose last dims are the hidden ones."""
+    rank = len(m.shape)
+    order = (*range(rank, len(out._shape)), *range(rank))
+    return _settled(out.permute(order), m.levels)
 
 
 give(Vmap=Vmap, batch=batch, unbatch=unbatch, summed_over=summed_over)

@@ -118,20 +118,20 @@ def _near(x: Range) -> Range:
 
 floor = unary_function(
     "floor", of_integers=_identity, exact=True, bounds=_near, wgsl={"f32": "floor({0})"},
-    numpy="floor", llvm="llvm.floor", onnx="Floor",
+    numpy="floor", wasm=0x8E, llvm="llvm.floor", onnx="Floor",
 )  # fmt: skip
 ceil = unary_function(
     "ceil", of_integers=_identity, exact=True, bounds=_near, wgsl={"f32": "ceil({0})"},
-    numpy="ceil", llvm="llvm.ceil", onnx="Ceil",
+    numpy="ceil", wasm=0x8D, llvm="llvm.ceil", onnx="Ceil",
 )  # fmt: skip
 trunc = unary_function(
     "trunc", of_integers=_identity, exact=True, bounds=_near, wgsl={"f32": "trunc({0})"},
-    numpy="trunc", llvm="llvm.trunc", onnx=_toward_zero,
+    numpy="trunc", wasm=0x8F, llvm="llvm.trunc", onnx=_toward_zero,
 )  # fmt: skip
 # To nearest, ties to even.
 round_ = unary_function(
     "round", of_integers=_identity, exact=True, bounds=_near, wgsl={"f32": "round({0})"},
-    numpy="rint", llvm="llvm.rint", onnx="Round",
+    numpy="rint", wasm=0x90, llvm="llvm.rint", onnx="Round",
 )  # fmt: skip
 
 
@@ -213,7 +213,7 @@ def _shifted_down(x: Integers, y: Integers) -> Integers:
 declare(
     "neg", 1, slopes=(_minus_one,), pairs=lambda z: -z, exact=True, wraps=True, numpy="negative",
     bounds=lambda x: (-x[1], -x[0]),
-    wgsl={"f32": "(-{0})", "i32": "(0 - {0})", "u32": "(0u - {0})"}, onnx="Neg",
+    wgsl={"f32": "(-{0})", "i32": "(0 - {0})", "u32": "(0u - {0})"}, wasm=0x8C, onnx="Neg",
 )  # fmt: skip
 sign = unary_function(
     "sign",
@@ -225,22 +225,22 @@ sign = unary_function(
 declare(
     "add", 2, infix="+", slopes=(_one, _one), pairs=lambda x, y: x + y, wraps=True,
     bounds=lambda x, y: (x[0] + y[0], x[1] + y[1]), fold=lambda x, y: x + y,
-    wgsl=wgsl("({0} + {1})", bool="({0} || {1})"), numpy="add", onnx="Add",
+    wgsl=wgsl("({0} + {1})", bool="({0} || {1})"), numpy="add", wasm=0x92, onnx="Add",
 )  # fmt: skip
 declare(
     "sub", 2, infix="-", slopes=(_one, _minus_one), pairs=lambda x, y: x - y, wraps=True,
     bounds=lambda x, y: (x[0] - y[1], x[1] - y[0]), fold=lambda x, y: x - y,
-    wgsl=wgsl("({0} - {1})"), numpy="subtract", onnx="Sub",
+    wgsl=wgsl("({0} - {1})"), numpy="subtract", wasm=0x93, onnx="Sub",
 )  # fmt: skip
 declare(
     "mul", 2, infix="*", slopes=(lambda x, y, out: y, lambda x, y, out: x),
     pairs=lambda x, y: x * y, wraps=True, bounds=_product, fold=lambda x, y: x * y,
-    wgsl=wgsl("({0} * {1})", bool="({0} && {1})"), numpy="multiply", onnx="Mul",
+    wgsl=wgsl("({0} * {1})", bool="({0} && {1})"), numpy="multiply", wasm=0x94, onnx="Mul",
 )  # fmt: skip
 declare(
     "div", 2, sign="/", slopes=(lambda x, y, out: 1.0 / y, lambda x, y, out: -(out / y)),
     pairs=lambda x, y: x / y, cost=2, cost_cpu=5, wgsl={"f32": "({0} / {1})"}, numpy="divide",
-    onnx="Div",
+    wasm=0x95, onnx="Div",
 )  # fmt: skip
 
 
@@ -356,7 +356,7 @@ copysign = binary_function(
     "copysign",
     # The sign that was changed or kept; 0 at x == 0.
     slopes=(lambda x, y, out: where(eq(x, 0.0), const(0.0, x.dtype), out / x), None),
-    exact=True, wgsl={"f32": "wt_copysign({0}, {1})"}, numpy="copysign", python=math.copysign,
+    exact=True, wgsl={"f32": "wt_copysign({0}, {1})"}, numpy="copysign", python=math.copysign, wasm=0x98,
     onnx=lambda x, y: where(_negative(y), -abs(x), abs(x)),
 )  # fmt: skip
 

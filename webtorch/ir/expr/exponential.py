@@ -61,7 +61,7 @@ unary_function(
     "abs", slopes=(lambda x, out: sign(x),), pairs=modulus, exact=True, wraps=True,
     bounds=lambda x: (max(0, x[0], -x[1]), max(-x[0], x[1])),
     wgsl={"f32": "abs({0})", "i32": "abs({0})", "u32": "{0}", "bool": "{0}"}, numpy="absolute",
-    python=abs, onnx="Abs",
+    python=abs, wasm=0x8B, onnx="Abs",
 )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def sqrt_pair(z: Pair) -> Pair:
 
 sqrt = unary_function(
     "sqrt", slopes=(lambda x, out: 0.5 / out,), pairs=sqrt_pair, cost=2, cost_cpu=5,
-    wgsl={"f32": "sqrt({0})"}, numpy="sqrt", python=math.sqrt, onnx="Sqrt",
+    wgsl={"f32": "sqrt({0})"}, numpy="sqrt", python=math.sqrt, wasm=0x91, onnx="Sqrt",
 )  # fmt: skip
 rsqrt = unary_function(
     "rsqrt", slopes=(lambda x, out: -0.5 * out * out * out,), pairs=lambda z: 1.0 / sqrt_pair(z),

@@ -79,6 +79,8 @@ class ScalarFunction:
     python: Callable[..., float] | None = None
     # The C library's function of float64; "" where machine code needs none.
     libm: str = ""
+    # WebAssembly's instruction for float32; 0 where it has none. That for float64 is 14 further.
+    wasm: int = 0
     # LLVM's intrinsic, where it is one instruction of most processors and integers stay what they are.
     llvm: str = ""
     # ONNX's node, or a formula of functions that have one.

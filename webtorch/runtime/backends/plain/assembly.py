@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from webtorch.ir.dtype import DType, bool_, by_name, float32, float64, int32
+from webtorch.ir.expr import FUNCTIONS
 
 # How element types are held, and the encoding of these.
 _TYPES = {"i": 0x7F, "l": 0x7E, "f": 0x7D, "d": 0x7C, "v": 0x7B}
@@ -24,18 +25,19 @@ _INTEGERS = [
     "clz", "ctz", "popcnt", "add", "sub", "mul", "div_s", "div_u", "rem_s", "rem_u", "and", "or", "xor", "shl",
     "shr_s", "shr_u",
 ]  # fmt: skip
-_FLOATS = [
-    "abs", "neg", "ceil", "floor", "trunc", "nearest", "sqrt", "add", "sub", "mul", "div", "min", "max", "copysign",
-]  # fmt: skip
 _TESTS = ["eqz", "eq", "ne", "lt_s", "lt_u", "gt_s", "gt_u", "le_s", "le_u", "ge_s", "ge_u"]
 _FLOAT_TESTS = ["eq", "ne", "lt", "gt", "le", "ge"]
 CODES = {
     f"{kind}.{name}": first + place
     for kind, first, names in (
         ("i", 0x45, _TESTS), ("l", 0x50, _TESTS), ("f", 0x5B, _FLOAT_TESTS), ("d", 0x61, _FLOAT_TESTS),
-        ("i", 0x67, _INTEGERS), ("l", 0x79, _INTEGERS), ("f", 0x8B, _FLOATS), ("d", 0x99, _FLOATS),
+        ("i", 0x67, _INTEGERS), ("l", 0x79, _INTEGERS),
     )
     for place, name in enumerate(names)
+} | {
+    f"{kind}.{function.name}": function.wasm + further
+    for function in FUNCTIONS.values() if function.wasm
+    for kind, further in (("f", 0), ("d", 14))
 }  # fmt: skip
 # From one way of holding numbers to another; "_u" where the integer has no sign.
 _CONVERSIONS = {
@@ -179,9 +181,10 @@ class Function:
         self.emit(*args, bytes((CODES[name],)))
         return self.keep(dtype)
 
-    def arithmetic(self, name: str, a: Value, b: Value) -> Value:
-        """Compute two values of one type, wrapped into it."""
-        return self.wrapped(self.op(a.dtype, f"{held(a.dtype)}.{name}", a, b))
+    def arithmetic(self, name: str, *args: Value) -> Value:
+        """Compute an instruction of values of one type, wrapped into it."""
+        dtype = args[0].dtype
+        return self.wrapped(self.op(dtype, f"{held(dtype)}.{name}", *args))
 
     def test(self, name: str, a: Value, b: Value) -> Value:
         """Compare: "lt", "le", "gt", "ge", "eq" or "ne"."""

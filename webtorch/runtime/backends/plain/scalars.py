@@ -131,8 +131,11 @@ class Scalars(Function):
             return self.select(*args)
         source = args[0].dtype
         method = getattr(self, f"{'f' if source.kind == 'float' else 'i'}_{op}", None)
-        if method is not None:
-            found: Value = method(*args)
+        found: Value
+        if function.wasm and source.kind == "float":
+            found = self.arithmetic(op, *args)
+        elif method is not None:
+            found = method(*args)
         elif source.kind != "float":
             raise UnwritableError(f"{op} of {source.name}")
         else:
@@ -177,57 +180,18 @@ class Scalars(Function):
 
     def f_isinf(self, x: Value) -> Value:
         """Whether x is infinite."""
-        return self.test("eq", self.f_abs(x), self.constant(math.inf, x.dtype))
-
-    def _one(self, name: str, x: Value) -> Value:
-        return self.op(x.dtype, f"{'d' if x.dtype is float64 else 'f'}.{name}", x)
-
-    def f_neg(self, x: Value) -> Value:
-        """Return -x."""
-        return self._one("neg", x)
-
-    def f_abs(self, x: Value) -> Value:
-        """Return |x|."""
-        return self._one("abs", x)
-
-    def f_floor(self, x: Value) -> Value:
-        """Round down."""
-        return self._one("floor", x)
-
-    def f_ceil(self, x: Value) -> Value:
-        """Round up."""
-        return self._one("ceil", x)
-
-    def f_trunc(self, x: Value) -> Value:
-        """Round to zero."""
-        return self._one("trunc", x)
-
-    def f_round(self, x: Value) -> Value:
-        """Round to nearest, ties to even."""
-        return self._one("nearest", x)
-
-    def f_sqrt(self, x: Value) -> Value:
-        """Return the square root."""
-        return self._one("sqrt", x)
+        return self.test("eq", self.arithmetic("abs", x), self.constant(math.inf, x.dtype))
 
     def f_rsqrt(self, x: Value) -> Value:
         """Return 1 / sqrt(x), whose sign is that of a 0."""
-        root = self.f_sqrt(self.converted(x, float64))
-        return self.f_div(self.constant(1.0, float64), root)
-
-    def f_copysign(self, x: Value, y: Value) -> Value:
-        """Return x with the sign of y."""
-        return self.arithmetic("copysign", x, y)
+        root = self.arithmetic("sqrt", self.converted(x, float64))
+        return self.arithmetic("div", self.constant(1.0, float64), root)
 
     def f_sign(self, x: Value) -> Value:
         """Return -1, 0 or 1; 0 for NaN."""
         zero = self.constant(0, x.dtype)
         more, less = (self.typed(self.test(t, x, zero), int32) for t in ("gt", "lt"))
         return self.converted(more - less, x.dtype)
-
-    def f_div(self, x: Value, y: Value) -> Value:
-        """Divide."""
-        return self.arithmetic("div", x, y)
 
     def f_fma(self, x: Value, y: Value, z: Value) -> Value:
         """Return x * y + z."""
@@ -252,17 +216,19 @@ class Scalars(Function):
         zero = self.constant(0.0, float64)
         other = self.test("lt", rest, zero) ^ self.test("lt", y, zero)
         moved = self.select(other, rest + y, rest)
-        return self.select(self.test("eq", rest, zero), self.f_copysign(zero, y), moved)
+        return self.select(self.test("eq", rest, zero), self.arithmetic("copysign", zero, y), moved)
 
     def f_truncdiv(self, x: Value, y: Value) -> Value:
         """Divide, rounding to zero."""
-        return self.f_trunc(self.f_div(*(self.converted(v, float64) for v in (x, y))))
+        return self.arithmetic(
+            "trunc", self.arithmetic("div", *(self.converted(v, float64) for v in (x, y)))
+        )
 
     def f_floordiv(self, x: Value, y: Value) -> Value:
         """Divide, rounding down."""
         x, y = (self.converted(v, float64) for v in (x, y))
-        near = self.f_round(self.f_div(x - self.f_mod(x, y), y))
-        return self.select(self.f_not(y), self.f_div(x, y), near)
+        near = self.arithmetic("round", self.arithmetic("div", x - self.f_mod(x, y), y))
+        return self.select(self.f_not(y), self.arithmetic("div", x, y), near)
 
     # -- integers
 

@@ -200,7 +200,7 @@ class Text(Scalars):
                 x = self.value(operand)
                 return self.apply("neg", x.dtype, [x])
             case ast.BinOp(left=left, op=ast.Div(), right=right):
-                return self.f_div(*self.common(self.value(left), self.value(right)))
+                return self.arithmetic("div", *self.common(self.value(left), self.value(right)))
             case ast.BinOp(left=left, op=op, right=right):
                 return self.binary(_SIGNS[type(op)], self.value(left), self.value(right))
             case ast.Compare(left=left, ops=[op], comparators=[right]):
