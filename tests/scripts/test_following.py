@@ -678,6 +678,26 @@ def test_a_view_knows_after_a_read_that_its_memory_was_written(follower: Any) ->
     assert follower().counts["followed"] > 2
 
 
+def test_what_a_script_knows_changes_places(follower: Any) -> None:
+    training = Training()
+    for step in range(12):
+        if step == 8:
+            weight = training.model[0].weight
+            before = weight.detach().clone()
+            torch.utils.swap_tensors(weight, nn.Parameter(before * 2))
+            assert torch.equal(weight, before * 2)
+            training.optimizer = torch.optim.Adam(training.model.parameters(), lr=0.05)
+        training.optimizer.zero_grad()
+        loss = training.forward().square().mean()
+        loss.backward()
+        training.optimizer.step()
+    assert follower().counts["followed"] > 4
+    reference = weakref.ref(weight)
+    with pytest.raises(RuntimeError, match="has weakref"):
+        torch.utils.swap_tensors(weight, nn.Parameter(before))
+    assert reference() is weight
+
+
 def test_a_context_that_was_compared_in_vain_has_no_number(follower: Any) -> None:
     w, x = torch.ones(3, 3, requires_grad=True), torch.ones(3, 3)
     optimizer = torch.optim.SGD([w], lr=0.1)

@@ -32,6 +32,7 @@ from webtorch.scripts.script import (
 from webtorch.scripts.turning import BEGIN
 from webtorch.tensors import autocast
 from webtorch.tensors.autocast import Casts
+from webtorch.tensors.base import reference_aside
 from webtorch.tensors.host import Varying
 from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Counter, Storage
@@ -705,7 +706,7 @@ class Run:
         if offset != p.value and not (p.loose and offset and p.value):
             return False
         if p.last() is not t:
-            p.last, p.regular = weakref.ref(t), -1
+            p.last, p.regular = reference_aside(t), -1
         p.stamp = changes.count
         return True
 
