@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import webtorch
+from tests.scripts.following import scripts
 from webtorch.ops.purity import Said
 
 
@@ -221,6 +222,12 @@ def test_a_compiled_step_writes_into_the_array():
 
 
 def test_sharing_ends_with_the_last_array():
+    # A script is given copies, and computes nothing here.
+    with scripts(False):
+        check_that_sharing_ends()
+
+
+def check_that_sharing_ends():
     x = webtorch.ones(4)
     part = x.numpy()[1:]
     y = x * 2

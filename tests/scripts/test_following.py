@@ -661,6 +661,74 @@ def test_a_write_between_two_calls_that_were_followed_is_noticed(follower: Any) 
         (z * 3).backward()
 
 
+def test_a_view_knows_after_a_read_that_its_memory_was_written(follower: Any) -> None:
+    layer = torch.nn.Linear(3, 2)
+    # What it gives are views that a function of ours has made.
+    layer.register_full_backward_hook(lambda *_: None)
+    for step in range(8):
+        out = layer(torch.ones(4, 3, requires_grad=True))
+        loss = out.sum()
+        out.detach()[0] = 2.0
+        loss.item()
+        if step > 6:
+            with pytest.raises(RuntimeError, match="modified inplace"):
+                out.register_hook(lambda g: g)
+        loss.backward()
+        layer.zero_grad()
+    assert follower().counts["followed"] > 2
+
+
+def test_what_a_script_knows_changes_places(follower: Any) -> None:
+    training = Training()
+    for step in range(12):
+        if step == 8:
+            weight = training.model[0].weight
+            before = weight.detach().clone()
+            torch.utils.swap_tensors(weight, nn.Parameter(before * 2))
+            assert torch.equal(weight, before * 2)
+            training.optimizer = torch.optim.Adam(training.model.parameters(), lr=0.05)
+        training.optimizer.zero_grad()
+        loss = training.forward().square().mean()
+        loss.backward()
+        training.optimizer.step()
+    assert follower().counts["followed"] > 4
+    reference = weakref.ref(weight)
+    with pytest.raises(RuntimeError, match="has weakref"):
+        torch.utils.swap_tensors(weight, nn.Parameter(before))
+    assert reference() is weight
+
+
+def test_a_context_that_was_compared_in_vain_has_no_number(follower: Any) -> None:
+    w, x = torch.ones(3, 3, requires_grad=True), torch.ones(3, 3)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+    for step in range(12):
+        if step > 8:
+            with torch.autocast("cpu"):
+                # Nothing of it is computed.
+                x.t()
+        optimizer.zero_grad()
+        with torch.autocast("cpu"):
+            loss = (w.t() @ x).square().mean()
+        loss.backward()
+        optimizer.step()
+    assert follower().counts["scripts"] == 1
+    assert follower().counts["followed"] > 6
+
+
+def test_a_copy_of_a_parameter_is_made_again_with_its_flag_of_then(follower: Any) -> None:
+    p = torch.nn.Parameter(torch.ones(2, 3))
+    found = []
+    for _ in range(8):
+        copied = p.t().reshape(-1)
+        result = copied * 2
+        p.requires_grad_(not p.requires_grad)
+        assert copied._base is None
+        found.append(result.requires_grad)
+        (copied + 1).sum().item()
+    assert found == [True, False] * 4
+    assert follower().counts["left"]
+
+
 def test_a_class_that_is_asked_is_asked_each_time(follower: Any) -> None:
     asked = []
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copyreg
-import weakref
 from typing import Any
+
+from webtorch.dispatch.call import settle_scripts
+from webtorch.tensors.base import is_referred_to
 
 
 def _poisoned(_grads: object) -> None:
@@ -16,8 +18,9 @@ def _poisoned(_grads: object) -> None:
 
 def swap_tensors(t1: Any, t2: Any) -> None:
     """Let two tensors change places: each becomes what the other was, for all that hold them."""
+    settle_scripts("tensors change places")
     for t in (t1, t2):
-        if weakref.getweakrefs(t):
+        if is_referred_to(t):
             raise RuntimeError("Cannot swap tensors: one of them has weakref associated with it")
     slots = [set(copyreg._slotnames(type(t))) - {"__dict__", "__weakref__"} for t in (t1, t2)]  # type: ignore[attr-defined]
     if slots[0] != slots[1]:

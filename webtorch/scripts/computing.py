@@ -170,7 +170,11 @@ def _holders(
             holders.setdefault(facts[k].storage, []).append((k, t))
         elif k not in open_before:
             continue
-        if facts[k].title and k not in program.open and k not in program.used:
+        f = facts[k]
+        if f.title and k not in program.open and k not in program.used:
+            return None
+        if f.made_by is not None and f.base is not None and k not in program.behind:
+            # Looking at it may raise.
             return None
     lacking = holders and any(place >= 0 and place not in program.made for place in holders)
     return None if lacking else holders
@@ -229,7 +233,10 @@ def _hand_out(
         base = facts[k].base
         assert base is not None
         t._base = _base(run, base, facts, t._storage, program)
-        t._base_version = t._counter.version
+    for k, count in program.behind.items():
+        t = run.slots[k]()
+        if t is not None:
+            t._base_version = t._counter.version - count
 
 
 def _are_as_left(run: Run, program: Program) -> bool:

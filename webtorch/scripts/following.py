@@ -725,11 +725,13 @@ class Follower:
         at = run.at
         if looking.count or active.count > 1:
             if self.is_looked_at() or step.modes != run.modes():
+                run.forget_given(*at.until[1:])
                 return OTHER
         elif step.modes != (mode.grad, mode.inference):
             return OTHER
         if watch.listener is not None and step.line != user_line():
             # A profile tells of the lines that ran, of which two may do the same.
+            run.forget_given(*at.until[1:])
             return OTHER
         if not run.promised and self.changes != changes.count:
             # Tensors may have been changed after that was counted, too.
@@ -1178,6 +1180,7 @@ class Follower:
         ]
         if old is not None and old.key() == program.key():
             program.varied |= old.varied
+            program.behind = old.behind | program.behind
             program.varied |= {i for i, value in program.given.items() if old.given[i] != value}
             program.confirmed = True
             step.program = program

@@ -250,6 +250,7 @@ def _take_over_graph(run: Run) -> None:
         if k in program.open:
             t._grad_fn, t._output_nr = made._grad_fn, made._output_nr
         t._offset = made._offset
+        t._base_version = t._counter.version - (made._counter.version - made._base_version)
         run.made[k] = t
     for context in run.casts:
         for key, (*_, cast) in list(context.items()):

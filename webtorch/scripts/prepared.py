@@ -17,7 +17,7 @@ from typing import Any
 from webtorch.dispatch.call import Args, Kwargs
 from webtorch.ir.view import Shape
 from webtorch.scripts.changes import changes
-from webtorch.scripts.run import CHECKED, Run, regular
+from webtorch.scripts.run import CHECKED, Run, regular, split_modes
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
@@ -192,13 +192,16 @@ def _one(shape: Shape) -> Shape:
 
 def prepare(step: Step) -> Matcher:
     """Make what follows a step; return the comparison of its arguments."""
-    slots, externals, objects = step.parent.until if step.parent is not None else (0, 0, 0)
+    slots, externals, objects, parts, contexts = step.parent.until  # type: ignore[union-attr]
+    cast, computed = split_modes(step.modes)
     patterns = list(step.patterns())
     forms = [step.results, *(form for _, form in step.leaves)]
     step.until = (
         slots + sum(1 for form in forms for _ in forms_in(form)),
         externals + sum(p.form in (NEW, PRIOR) for p in patterns),
         objects + sum(p.form == OPAQUE and p.value for p in patterns),
+        max(parts, 1 + max(computed, default=-1)),
+        max(contexts, 1 + cast[-1] if cast else 0),
     )
     step.plain = step.kind == "operation" and not step.writes
     step.matches = made = matcher(step.args, step.names, step.kwargs)

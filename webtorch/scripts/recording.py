@@ -610,9 +610,15 @@ def program_of(
         count, counted = (g._offset - start) % 2**64, run.counted.get(id(g), 0)
         draws.append((g, counted, count - counted))
         run.counted[id(g)] = count
+    behind = {
+        k: t._counter.version - t._base_version
+        for k, reference in enumerate(run.slots)
+        if (t := reference()) is not None and t._base is not None
+    }
     graph = used, frozenset(still), frozenset(partly), origins
     program = Program(
-        runtime, executable, inputs, args, [*dynamic.values()], outputs, draws, made, *graph, run.given.copy(), set()
+        runtime, executable, inputs, args, [*dynamic.values()], outputs, draws, made, *graph, run.given.copy(), set(),
+        behind,
     )  # fmt: skip
     program.lines = [n.line for n in frozen.order]
     run.computed.update(computed)

@@ -32,6 +32,7 @@ from webtorch.scripts.script import (
 from webtorch.scripts.turning import BEGIN
 from webtorch.tensors import autocast
 from webtorch.tensors.autocast import Casts
+from webtorch.tensors.base import reference_aside
 from webtorch.tensors.host import Varying
 from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Counter, Storage
@@ -290,8 +291,8 @@ class Run:
 
     def restore(self, modes: tuple[Any, ...]) -> None:
         """Turn on what `modes` returned."""
-        mode.grad, mode.inference, *cast = modes
-        parts = cast.pop() if cast and type(cast[-1]) is tuple else ()
+        mode.grad, mode.inference = modes[:2]
+        cast, parts = split_modes(modes)
         mode.saved_hooks = tuple([(p.pack, p.unpack) for p in map(self.parts.__getitem__, parts)])
         state = autocast.state
         if not cast:
@@ -365,8 +366,11 @@ class Run:
         return storage in self.left.values() or any(t._storage is storage for t in self.externals)
 
     def was_given_one_of(self, values: Iterable[object]) -> bool:
-        """Whether there is a tensor from outside among values."""
-        return any(t is x for t in tensors_in(values) for x in self.externals)
+        """Whether there is a tensor from outside among values, or one that such a tensor is a view of: it says whether
+        gradients are recorded for that.
+        """
+        outside = [x for x in self.externals if type(x) is not Prior and self.slot_of(x) is None]
+        return any(t is x or t is x._base for t in tensors_in(values) for x in outside)
 
     def add_slot(self, t: Tensor) -> None:
         """Give a tensor the next number of a slot."""
@@ -453,16 +457,19 @@ class Run:
         self.known = min(self.known, count)
 
     @property
-    def counts(self) -> tuple[int, int]:
-        """How many external tensors and objects there are."""
-        return len(self.externals), len(self.opaque)
+    def counts(self) -> tuple[int, int, int, int]:
+        """How many external tensors, objects, checkpointed parts and autocast contexts there are."""
+        return len(self.externals), len(self.opaque), len(self.parts), len(self.casts)
 
-    def forget_given(self, externals: int, objects: int) -> None:
+    def forget_given(self, externals: int, objects: int, parts: int, contexts: int) -> None:
         """Take back all but so many of what calls were given, as one that is none of the run's was: what comes next
         has the next number wherever calls are compared.
         """
         self.forget_externals(externals)
-        del self.opaque[objects:]
+        del self.opaque[objects:], self.parts[parts:]
+        if len(self.casts) > contexts:
+            del self.casts[contexts:]
+            self.cast_before = {n: c for n, c in self.cast_before.items() if c[0] < contexts}
 
     def forget_externals(self, count: int) -> None:
         """Take back all but the first `count`."""
@@ -699,7 +706,7 @@ class Run:
         if offset != p.value and not (p.loose and offset and p.value):
             return False
         if p.last() is not t:
-            p.last, p.regular = weakref.ref(t), -1
+            p.last, p.regular = reference_aside(t), -1
         p.stamp = changes.count
         return True
 
@@ -826,6 +833,13 @@ class Run:
                 if slot is not None:
                     slot._offset = int(slot._offset)
         self.noted = []
+
+
+def split_modes(modes: tuple[Any, ...]) -> tuple[list[Any], tuple[int, ...]]:
+    """Return what `Run.modes` says of autocast, whose context comes last, and the numbers of checkpointed parts."""
+    cast = list(modes[2:])
+    parts = cast.pop() if cast and type(cast[-1]) is tuple else ()
+    return cast, parts
 
 
 def keep_saved(args: Args, promised: bool) -> None:

@@ -99,14 +99,14 @@ class Step:
         self.aside: list[Program] = []
         # What follows from the above, made when the call is followed first (`prepared`): the comparisons of its
         # arguments and of what is watched, what promises its results, whether it does nothing else, and how many slots,
-        # external tensors and objects there are then.
+        # external tensors, objects, checkpointed parts and autocast contexts there are then.
         self.matches: Callable[[Any, Args, Kwargs], bool] | None = None
         self.watches: Callable[[Any, Any, Any], bool] | None = None
         self.gives: Callable[[Any], Any] | None = None
         # Both at once, of a call that is `plain`: what it gives, or OTHER.
         self.answers: Callable[[Any, Args, Kwargs], Any] | None = None
         self.plain = False
-        self.until = (0, 0, 0)
+        self.until = (0, 0, 0, 0, 0)
         # What is known of all slots up to here, once that was asked.
         self.known: list[Facts] | None = None
         # Where the calls stand that come after the program has run, if they need a graph of before.
@@ -297,6 +297,8 @@ class Program:
     # were others at another time, and made no other difference.
     given: Given
     varied: set[int]
+    # Of views: how many writes their storages had counted that they did not know of.
+    behind: dict[int, int]
     # Whether the calls have become it twice.
     confirmed: bool = False
     # What picks the outputs that are the memory of an input, as a rule, and these inputs. And all others.

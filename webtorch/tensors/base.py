@@ -43,6 +43,20 @@ def wraps(x: TensorBase) -> bool:
 _identities = count(1)
 
 
+def _aside(_: object) -> None:
+    """Mark a reference by its callback: one without is the same object as a user's."""
+
+
+def reference_aside(t: TensorBase) -> weakref.ref[Any]:
+    """Return a weak reference of the machinery's own, which users' rules do not count."""
+    return weakref.ref(t, _aside)
+
+
+def is_referred_to(t: TensorBase) -> bool:
+    """Whether somebody else has a weak reference to a tensor."""
+    return any(r.__callback__ is not _aside for r in weakref.getweakrefs(t))
+
+
 class TensorBase(Layouts, TensorMethods):
     """What a tensor is, without what is computed with it: a view on a storage, and its place in a graph."""
 
