@@ -183,7 +183,8 @@ def split(run: Callable[[], object], of: int = 1) -> Turn:
 def operations(where: str) -> Iterator[tuple[str, Turn]]:
     """Yield what measures operations and nodes of the backward pass."""
     x, y = (torch.ones(4, 4, device=where) for _ in range(2))
-    b, heads = torch.ones(4, device=where), torch.ones(1, 2, 4, 4, device=where)
+    w, b = (torch.ones(4, device=where) for _ in range(2))
+    q, k, v = (torch.ones(1, 2, 4, 4, device=where) for _ in range(3))
     target = torch.zeros(4, dtype=torch.int64, device=where)
     leaf = torch.ones(4, 4, device=where, requires_grad=True)
     torch.webgpu.synchronize()
@@ -195,10 +196,10 @@ def operations(where: str) -> Iterator[tuple[str, Turn]]:
         "sum": lambda t: t.sum(),
         "matmul": lambda t: t @ y,
         "linear": lambda t: F.linear(t, y, b),
-        "layer_norm": lambda t: F.layer_norm(t, (4,), b, b),
+        "layer_norm": lambda t: F.layer_norm(t, (4,), w, b),
         "softmax": lambda t: t.softmax(-1),
         "cross_entropy": lambda t: F.cross_entropy(t, target),
-        "attention": lambda t: F.scaled_dot_product_attention(heads, heads, heads, is_causal=True),
+        "attention": lambda t: F.scaled_dot_product_attention(q, k, v, is_causal=True),
         "t()": lambda t: t.t(),
         "x[0]": lambda t: t[0],
         "empty": lambda t: torch.empty(4, 4, device=where),

@@ -17,7 +17,7 @@ from webtorch.pytorch.device import memory_of, opened, runtime
 from webtorch.pytorch.known import Kinds, Plan
 from webtorch.tensors.storage import Storage
 
-pytestmark = pytest.mark.skipif(native._address() is None, reason="there is no machine code")
+pytestmark = pytest.mark.skipif(native._addresses() is None, reason="there is no machine code")
 
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 CALLS: dict[str, Call] = {
@@ -79,6 +79,73 @@ def test_it_records_what_python_does(name: str, monkeypatch: pytest.MonkeyPatch)
     assert _slots(ours, {"node"}) == _slots(theirs, {"node"})
     assert _slots(ours.node, set()) == _slots(theirs.node, set())
     torch.testing.assert_close(made.cpu(), other.cpu())
+
+
+SEVERAL: Call = lambda x, y: torch.native_layer_norm(x, (4,), y[0], y[1], 1e-5)[0]  # noqa: E731
+
+
+def test_several_results_are_recorded_as_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, nodes, numbers = _plan(SEVERAL, monkeypatch)
+    record: Any = plan.tensor
+    made = record(nodes, numbers, "program.py:3")
+    plan.tensor = None
+    other = plan.tensors(nodes, numbers, "program.py:3")
+    assert type(made) is type(other) is tuple and len(made) == 3
+    held = []
+    for of in (made, other):
+        storages = [x.untyped_storage()._webgpu for x in of]
+        held.append(storages)
+        together = storages[0].node.attrs[2]
+        assert [r() for r in together] == [s.node for s in storages]
+        assert all(s.node.attrs[2] is together for s in storages)
+        assert all(s in [r() for r in runtime().pending] for s in storages)
+    for ours, theirs in zip(*held, strict=True):
+        assert _slots(ours, {"node"}) == _slots(theirs, {"node"})
+        assert _slots(ours.node, {"attrs"}) == _slots(theirs.node, {"attrs"})
+        assert ours.node.attrs[:2] == theirs.node.attrs[:2]
+    for x, y in zip(made, other, strict=True):
+        assert (x.shape, x.stride(), x.dtype) == (y.shape, y.stride(), y.dtype)
+        torch.testing.assert_close(x.cpu(), y.cpu())
+
+
+def test_nothing_of_several_results_lives_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, nodes, numbers = _plan(SEVERAL, monkeypatch)
+    record: Any = plan.tensor
+    _, _, (_, results, leaves) = record.__module__
+    kept = [leaves, *nodes, nodes, runtime(), *(o for known, _ in results for o in known)]
+
+    def run() -> list[int]:
+        """Record a hundred calls, and some that fail in the middle, and return how many hold each object."""
+        for _ in range(100):
+            record(nodes, numbers, None)
+            for limit in (1, 2):
+                with monkeypatch.context() as patch:
+                    patch.setattr(runtime().ahead, "bound", -1)
+                    patch.setattr(runtime(), "add", _Failing(limit))
+                    with pytest.raises(MemoryError):
+                        record(nodes, numbers, None)
+        runtime().flush()
+        gc.collect()
+        return [sys.getrefcount(o) for o in kept]
+
+    run()
+    assert all(abs(a - b) < 50 for a, b in zip(run(), run(), strict=True))
+    made = record(nodes, numbers, None)
+    gone = [weakref.ref(x.untyped_storage()._webgpu.node) for x in made]
+    del made
+    assert [g() for g in gone] == [None] * 3
+
+
+class _Failing:
+    """Takes so many storages, and fails."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def __call__(self, storage: object) -> None:
+        if not self.most:
+            raise MemoryError
+        self.most -= 1
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -63,7 +63,7 @@ Lying = tuple[tuple[int, ...], bool]
 Call = Callable[[Sequence[Any], dict[str, Any]], Any]
 
 
-class _Place(Blank):
+class Made(Blank):
     """One result of a call: what its node, its storage and its tensor are made of."""
 
     __slots__ = ("attrs", "elements", "kind", "shape")
@@ -104,7 +104,7 @@ class Plan:
         # What the caller wants to know of each result.
         self.marks = tuple(marks)
         self.leaves, self.make = result.leaves, result.kind
-        self.places = [_Place(result, i, *how) for i, how in enumerate(laid)]
+        self.places = [Made(result, i, *how) for i, how in enumerate(laid)]
         self.place = place = self.places[0]
         graph = place.attrs[0]
         self.steps, self.results = graph.steps, graph.results
@@ -127,7 +127,7 @@ class Plan:
             self.form = Form() if kind == "map" else None
         # Whether its sources are the operands as they come.
         self.is_straight = self.leaves == list(range(operands))
-        # What records a call with one result, and returns that as a new tensor.
+        # What records a call, and returns its results as new tensors.
         self.tensor = recorder(self)
 
     def takes(self, numbers: Sequence[float]) -> bool:
@@ -200,7 +200,7 @@ class Plan:
         return record
 
     @staticmethod
-    def _put(out: torch.Tensor, node: Node, place: _Place) -> None:
+    def _put(out: torch.Tensor, node: Node, place: Made) -> None:
         memory = _find(out)._webgpu
         if type(memory) is Storage:
             memory.replace(node)
@@ -237,7 +237,7 @@ class Plan:
         """Record a call over the operands' nodes, and return its results as new tensors; the last ones overwrite
         `outs`.
         """
-        if self.tensor is not None:
+        if self.tensor is not None and not outs:
             return self.tensor(nodes, numbers, line)
         home = opened.runtime
         assert home is not None

@@ -1,9 +1,9 @@
 """What a known call records, in machine code. Floor 6; imports PyTorch and the CPU's engine.
 
 A call of a known kind is a node, a storage and a tensor of PyTorch's. The interpreter takes longer to run the lines
-that make them than they take themselves. The function here, in LLVM's own language, does what `known.Plan.tensors` does
-for a plan with one result. It is of Python's own kind (`METH_FASTCALL`), one a plan, and its `self` are words that say
-what the plan knows. Without LLVM there is none, and Python does the same.
+that make them than they take themselves. The functions here, in LLVM's own language, do what `known.Plan.tensors` does
+for a plan with one result, and for one with several. They are of Python's own kind (`METH_FASTCALL`), one a plan, and
+their `self` are words that say what the plan knows. Without LLVM there is none, and Python does the same.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from webtorch.ir.graph import Node
 from webtorch.pytorch import device
 from webtorch.pytorch.device import opened, words_of_storages
 from webtorch.tensors.storage import Storage
 
 if TYPE_CHECKING:
-    from webtorch.pytorch.known import Plan
+    from webtorch.pytorch.known import Made, Plan
 
 # What `self` points to: objects, then numbers, the last of which is how many sources there are (-1 where they are
 # the operands as they come), with two words for each behind it.
@@ -45,7 +43,9 @@ declare i64 @PyList_Size(ptr)
 declare ptr @PyList_GetItem(ptr, i64)
 declare i32 @PyList_Append(ptr, ptr)
 declare ptr @PyList_AsTuple(ptr)
+declare ptr @PyList_New(i64)
 declare ptr @PyTuple_New(i64)
+declare ptr @PyTuple_GetItem(ptr, i64)
 declare i32 @PyTuple_SetItem(ptr, i64, ptr)
 declare i64 @PyObject_Size(ptr)
 declare ptr @PyObject_GetAttr(ptr, ptr)
@@ -388,17 +388,134 @@ shown:
 failed:
   ret ptr null
 }
+
+; Let a node of a call with several results know all of these nodes; false with an error.
+define internal i1 @join(ptr %node, ptr %results) {
+entry:
+  %attrs = call ptr @PyTuple_New(i64 3)
+  %is_made = icmp ne ptr %attrs, null
+  br i1 %is_made, label %put, label %failed
+put:
+  %old = call ptr @at(ptr %node, i64 NODE_attrs)
+  %graph = call ptr @PyTuple_GetItem(ptr %old, i64 0)
+  %number = call ptr @PyTuple_GetItem(ptr %old, i64 1)
+  call void @Py_IncRef(ptr %graph)
+  call void @Py_IncRef(ptr %number)
+  call void @Py_IncRef(ptr %results)
+  %put0 = call i32 @PyTuple_SetItem(ptr %attrs, i64 0, ptr %graph)
+  %put1 = call i32 @PyTuple_SetItem(ptr %attrs, i64 1, ptr %number)
+  %put2 = call i32 @PyTuple_SetItem(ptr %attrs, i64 2, ptr %results)
+  call void @give(ptr %node, i64 NODE_attrs, ptr %attrs)
+  call void @Py_DecRef(ptr %old)
+  %reference = call ptr @PyWeakref_NewRef(ptr %node, ptr null)
+  %is_new = icmp ne ptr %reference, null
+  br i1 %is_new, label %add, label %failed
+add:
+  %added = call i32 @PyList_Append(ptr %results, ptr %reference)
+  call void @Py_DecRef(ptr %reference)
+  %is_added = icmp eq i32 %added, 0
+  ret i1 %is_added
+failed:
+  ret i1 false
+}
+
+; The same for a call with several results: `self` points to how many there are, and to the words of each.
+define ptr @wt_record_all(ptr %self, ptr %args, i64 %count) {
+entry:
+  %made = alloca [MOST x ptr], align 16
+  %words = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %right = icmp eq i64 %count, 3
+  br i1 %right, label %given, label %wrong
+wrong:
+  call void @PyErr_BadArgument()
+  ret ptr null
+given:
+  %nodes = call ptr @at(ptr %args, i64 0)
+  %numbers = call ptr @at(ptr %args, i64 8)
+  %line = call ptr @at(ptr %args, i64 16)
+  %n = call i64 @whole(ptr %words, i64 0)
+  %results = call ptr @PyList_New(i64 0)
+  %all = call ptr @PyTuple_New(i64 %n)
+  %has_results = icmp ne ptr %results, null
+  %has_all = icmp ne ptr %all, null
+  %ready = and i1 %has_results, %has_all
+  br i1 %ready, label %next, label %failed
+next:
+  ; All nodes come first: they may be computed as soon as one of them has a storage.
+  %i = phi i64 [ 0, %given ], [ %i1, %joined ]
+  %more = icmp slt i64 %i, %n
+  br i1 %more, label %record, label %next_tensor
+record:
+  %at = getelementptr ptr, ptr %words, i64 %i
+  %place = call ptr @at(ptr %at, i64 8)
+  %node = call ptr @node(ptr %place, ptr %nodes, ptr %numbers, ptr %line)
+  %is_recorded = icmp ne ptr %node, null
+  br i1 %is_recorded, label %join, label %failed
+join:
+  %node_at = getelementptr ptr, ptr %made, i64 %i
+  store ptr %node, ptr %node_at
+  %i1 = add i64 %i, 1
+  %is_joined = call i1 @join(ptr %node, ptr %results)
+  br i1 %is_joined, label %joined, label %failed
+joined:
+  br label %next
+next_tensor:
+  %j = phi i64 [ 0, %next ], [ %j1, %shown ]
+  %left = icmp slt i64 %j, %n
+  br i1 %left, label %keep, label %done
+keep:
+  %j1 = add i64 %j, 1
+  %from = getelementptr ptr, ptr %made, i64 %j
+  %theirs = load ptr, ptr %from
+  %at_j = getelementptr ptr, ptr %words, i64 %j
+  %place_j = call ptr @at(ptr %at_j, i64 8)
+  %storage = call ptr @storage(ptr %place_j, ptr %theirs)
+  %is_stored = icmp ne ptr %storage, null
+  br i1 %is_stored, label %show, label %failed
+show:
+  %x = call ptr @tensor(ptr %place_j, ptr %storage)
+  call void @Py_DecRef(ptr %storage)
+  %is_shown = icmp ne ptr %x, null
+  br i1 %is_shown, label %shown, label %failed
+shown:
+  %set = call i32 @PyTuple_SetItem(ptr %all, i64 %j, ptr %x)
+  br label %next_tensor
+done:
+  call void @Py_DecRef(ptr %results)
+  ret ptr %all
+failed:
+  ; The nodes from the first one that no storage has to the last one made.
+  %first = phi i64 [ 0, %given ], [ 0, %record ], [ 0, %join ], [ %j1, %keep ], [ %j1, %show ]
+  %behind = phi i64 [ 0, %given ], [ %i, %record ], [ %i1, %join ], [ %n, %keep ], [ %n, %show ]
+  br label %drop
+drop:
+  %k = phi i64 [ %first, %failed ], [ %k1, %dropped ]
+  %any = icmp slt i64 %k, %behind
+  br i1 %any, label %dropped, label %end
+dropped:
+  %lost_at = getelementptr ptr, ptr %made, i64 %k
+  %lost = load ptr, ptr %lost_at
+  call void @Py_DecRef(ptr %lost)
+  %k1 = add i64 %k, 1
+  br label %drop
+end:
+  call void @Py_DecRef(ptr %results)
+  call void @Py_DecRef(ptr %all)
+  ret ptr null
+}
 """
+# A call that is recorded so has so many results at most.
+_MOST = 8
 
 
 def assembled(
     text: str,
-    name: str,
+    names: tuple[str, ...],
     classes: Mapping[str, type[object]],
     words: Sequence[str],
     others: Mapping[str, int],
-) -> int | None:
-    """Return where the function of a text is (see `slots.text`); None where there is no machine code, or objects are
+) -> Sequence[int] | None:
+    """Return where the functions of a text are (see `slots.text`); None where there is no machine code, or objects are
     of another making.
     """
     if sys.platform == "win32" or sys.implementation.name != "cpython":
@@ -413,9 +530,15 @@ def assembled(
     if not jit.available():
         return None
     try:
-        return jit.assemble(slots.text(text, classes, words, others), (name,))[0]
+        return jit.assemble(slots.text(text, classes, words, others), names)
     except LookupError:
         return None
+
+
+def cells(objects: Sequence[object], numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    """Return words that `self` may point to: objects, which somebody else holds, and numbers."""
+    words = [*map(id, objects), *numbers]
+    return (ctypes.c_int64 * len(words))(*words)
 
 
 def function(
@@ -429,14 +552,14 @@ def function(
     holds the objects, and what is `kept` for it."""
     from webtorch.runtime.backends.cpu import launch
 
-    words = [*map(id, objects), *numbers]
-    cells = (ctypes.c_int64 * len(words))(*words)
-    return launch.builtin(name, address, cells, (cells, objects, kept))
+    words = cells(objects, numbers)
+    return launch.builtin(name, address, words, (words, objects, kept))
 
 
 @functools.cache
-def _address() -> int | None:
-    return assembled(_TEXT, "wt_record", {"NODE": Node, "STORAGE": Storage}, _WORDS, {})
+def _addresses() -> Sequence[int] | None:
+    names, classes = ("wt_record", "wt_record_all"), {"NODE": Node, "STORAGE": Storage}
+    return assembled(_TEXT, names, classes, _WORDS, {"MOST": _MOST})
 
 
 # What every function knows. Each object lives as long as the process.
@@ -446,23 +569,35 @@ _COMMON: list[object] = [
 ]  # fmt: skip
 
 
-def recorder(plan: Plan) -> Callable[..., torch.Tensor] | None:
+def recorder(plan: Plan) -> Callable[..., Any] | None:
     """Return what records a plan's calls and makes tensors of their results; None where Python does."""
-    address, theirs = _address(), words_of_storages()
-    if address is None or theirs is None or plan.make is not None or plan.place.laid:
+    addresses, theirs = _addresses(), words_of_storages()
+    if addresses is None or theirs is None or any(place.laid for place in plan.places):
         return None
     if not plan.single and any(n is not None for n in plan.numbers):
         # A call's numbers are those of several operations.
         return None
-    place = plan.place
-    objects = [
-        *_COMMON, plan.kind, plan.attrs, plan.scalars, plan.shape, plan.dtype, plan.form, place.elements, place.size,
-        place.dtype, device._reinterpret, place.strides, place.offset,
-    ]  # fmt: skip
-    sources = -1 if plan.is_straight else len(plan.leaves)
-    numbers = [not place.is_plain, *theirs, place.nbytes, plan.lined, plan.single, sources]
+    one, several = addresses
+    sources = [-1 if plan.is_straight else len(plan.leaves)]
     if not plan.is_straight:
         # Of each source, which of the operands' nodes it is, or none and a node of the plan's own.
         for leaf in plan.leaves:
-            numbers += (leaf, 0) if type(leaf) is int else (-1, id(leaf))
-    return function(b"record", address, objects, numbers, plan.leaves)
+            sources += (leaf, 0) if type(leaf) is int else (-1, id(leaf))
+
+    def known(place: Made, *node: object) -> tuple[list[object], list[int]]:
+        """Return what is known of a result, and of its node."""
+        objects = [
+            *_COMMON, *node, place.elements, place.size, place.dtype, device._reinterpret, place.strides, place.offset,
+        ]  # fmt: skip
+        numbers = [not place.is_plain, *theirs, place.nbytes, plan.lined, plan.single, *sources]
+        return objects, numbers
+
+    if plan.make is None:
+        node = plan.kind, plan.attrs, plan.scalars, plan.shape, plan.dtype, plan.form
+        return function(b"record", one, *known(plan.place, *node), plan.leaves)
+    if plan.make is not tuple or len(plan.places) > _MOST:
+        return None
+    results = [known(p, "call", p.attrs, (), p.shape, p.kind, p.attrs[0]) for p in plan.places]
+    blocks = [cells(*result) for result in results]
+    numbers = [len(blocks), *map(ctypes.addressof, blocks)]
+    return function(b"record", several, [], numbers, (blocks, results, plan.leaves))

@@ -478,7 +478,8 @@ def _address() -> int | None:
         "TENSOR": _TENSOR, "CONSTANT": _CONSTANT, "LIST": _LIST, "FREE": _FREE, "FLOAT": _FLOAT, "NONE": _NONE,
         "LENGTH": _LENGTH, "TUPLE": _TUPLE, "MOST": _MOST,
     }  # fmt: skip
-    return assembled(_TEXT, "wt_look", classes, _WORDS, asked)
+    found = assembled(_TEXT, ("wt_look",), classes, _WORDS, asked)
+    return None if found is None else found[0]
 
 
 _COMMON: list[object] = [
