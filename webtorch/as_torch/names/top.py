@@ -172,9 +172,9 @@ def _native_multi_head_attention(
     if mask is not None:
         # Of masks of each head, (N, H, L, S), heads of a batch lie one after the other there.
         mask = None if padding is not None else mask.flatten(0, -3) if mask.ndim > 3 else mask
-    turned: list[Any] = [x.transpose(0, 1) for x in (query, key, value)]
+    query, key, value = (x.transpose(0, 1) for x in (query, key, value))
     out, weights = multi_head_attention_forward(
-        *turned, embed_dim, num_head, qkv_weight, qkv_bias, None, None, False, 0.0, proj_weight, proj_bias,
+        query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, None, None, False, 0.0, proj_weight, proj_bias,
         key_padding_mask=padding, need_weights=need_weights, attn_mask=mask, average_attn_weights=average_attn_weights,
     )  # fmt: skip
     return out.transpose(0, 1), weights
