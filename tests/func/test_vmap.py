@@ -432,6 +432,17 @@ def test_an_argument_that_is_returned_is_the_tensor_that_was_given() -> None:
         assert tuple(moved.shape) == (4, 3) and (moved == 4).all() and (x == 4).all()
 
 
+def test_an_argument_takes_another_shape_in_place() -> None:
+    for change in (
+        lambda a: a.squeeze_(1), lambda a: a.unsqueeze_(0), lambda a: a.add_(1).transpose_(0, 2),
+        lambda a: a.squeeze_((1, 3)),
+    ):  # fmt: skip
+        theirs, mine = (
+            t.vmap(change)(t.arange(50.0).reshape(2, 5, 1, 5, 1)) for t in (torch, webtorch)
+        )
+        assert mine.tolist() == theirs.tolist()
+
+
 def test_clones_in_formats_of_images_and_nan_of_examples() -> None:
     def nan(lib: Library) -> Any:
         a = lib.torch.zeros(3).requires_grad_()

@@ -179,6 +179,25 @@ def test_orthogonal_weights_stay_orthogonal(way: str, shape: tuple[int, int]) ->
     assert webtorch.allclose(weight.mT @ weight, eye, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(4, 4), (5, 3), (3, 5)])
+def test_orthogonal_weights_without_a_base(shape: tuple[int, int]) -> None:
+    """Reflections start from the weight and take another one; the other maps start anywhere and refuse that."""
+    for way in ("matrix_exp", "cayley", "householder"):
+        layer, start = nn.Linear(*shape), webtorch.linalg.qr(webtorch.randn(5, 5)).Q
+        wanted = start[: shape[1], : shape[0]]
+        wanted = webtorch.linalg.qr(wanted.mT if shape[0] > shape[1] else wanted).Q
+        wanted = wanted.mT if shape[0] > shape[1] else wanted
+        utils.parametrizations.orthogonal(layer, orthogonal_map=way, use_trivialization=False)
+        tall = layer.weight if shape[0] <= shape[1] else layer.weight.mT
+        assert webtorch.allclose(tall.mT @ tall, webtorch.eye(min(shape)), atol=1e-5)
+        if way == "householder":
+            layer.weight = wanted
+            assert webtorch.allclose(layer.weight, wanted, atol=1e-5)
+        else:
+            with pytest.raises(NotImplementedError, match="assign to the matrix exponential or"):
+                layer.weight = wanted
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_batch_norm_folds_into_the_layer_before(bias: bool, device: str) -> None:
     torch.manual_seed(0)

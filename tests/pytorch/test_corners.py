@@ -733,3 +733,21 @@ def test_a_linear_layer_without_inputs_or_outputs_has_gradients() -> None:
         F.linear(x, weight).sum().backward()
         assert weight.grad is not None and weight.grad.shape == shape
         assert x.grad is not None and x.grad.cpu().eq(shape[0]).all()
+
+
+class _Stops(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_attention_whose_result_has_no_gradient(webgpu: str, again: bool) -> None:
+    q = torch.ones(1, 2, 3, 4, device=webgpu, requires_grad=True)
+    out = _Stops.apply(F.scaled_dot_product_attention(q, q, q))
+    grads = torch.autograd.grad(out.sum(), q, create_graph=again, allow_unused=True)
+    assert grads == (None,)

@@ -872,6 +872,29 @@ def test_modes_and_classes_of_overrides(lib: Any) -> None:
     assert stubs[lib.add](lib.ones(1), 1) == -1
 
 
+@BOTH
+def test_pythons_types_are_types_of_elements(lib: Any) -> None:
+    x = lib.ones(2)
+    # The second of a kind of call is remembered, the third one is not called any more.
+    for _ in range(3):
+        found = x.to(bool), x.to("cpu", dtype=int), x.sum(dtype=int), x.softmax(0, dtype=float)
+        assert [y.dtype for y in found] == [lib.bool, lib.int64, lib.int64, lib.float64]
+        assert x.cumsum(0, dtype=complex).dtype is lib.complex128
+    assert lib.nn.Linear(2, 2).to(float).weight.dtype is lib.float64
+    with pytest.raises(ValueError, match="invalid type: 'float'"):
+        x.type(float)
+    with pytest.raises(TypeError):
+        x.to(dict)
+
+
+def test_dims_of_masked_functions() -> None:
+    for dim in (None, (), [], 1, -1, (2, 0), [-1, -3]):
+        theirs = torch.masked._ops._canonical_dim(dim, 3)
+        assert masked_parts._canonical_dim(dim, 3) == theirs
+    with pytest.raises(RuntimeError, match="appears multiple times"):
+        masked_parts._canonical_dim((0, 0), 2)
+
+
 def test_softmax_with_a_mask() -> None:
     values, mask = [[1.0, 2.0, 3.0]] * 2, [[True, False, False], [False] * 3]
     ours, theirs = (

@@ -136,14 +136,19 @@ def _removed(
             f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {dim})"
         )
     dim %= rank
-    if given and given[1] == dim:
-        return given[0]
     out = unbatch(x, dim, level.number, level.size)
+    if given and given[1] == dim and _lies_as(out, given[0]):
+        return given[0]
     leaf = x._requires_grad and x._grad_fn is None
     if hidden and not leaf and x._base is None and dim == place_of(x, level.number):
         # A result that is no view is none outside either; of a leaf there are views alone.
         out._base = None
     return out
+
+
+def _lies_as(x: Tensor, other: Tensor) -> bool:
+    """Whether a tensor has another one's shape, strides and offset; `squeeze_` and its like change them."""
+    return (x._shape, x._strides, x._offset) == (other._shape, other._strides, other._offset)
 
 
 def _name(func: Callable[..., object]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from webtorch.errors import ShapeError
 from webtorch.functions import movement
 from webtorch.functions.movement import laid_out, sizes_of
-from webtorch.ir.dtype import DType, bool_, complex128, float64, int64
+from webtorch.ir.dtype import DType, of_python
 from webtorch.ir.view import Shape
 from webtorch.ops.primitive import cast_to, each
 from webtorch.tensors.above import ask
@@ -26,14 +26,6 @@ from webtorch.tensors.formats import strided
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
-_PYTHON_TYPES: dict[object, DType] = {
-    float: float64,
-    int: int64,
-    bool: bool_,
-    complex: complex128,
-}
-
-
 # The shape, type and device of a tensor that is to be made.
 New: TypeAlias = tuple[Shape, DType, DeviceLike]
 Function: TypeAlias = Callable[..., Tensor]
@@ -43,10 +35,8 @@ def chosen_dtype(dtype: DType | None, otherwise: DType | None = None) -> DType:
     """Return the type that a `dtype=` argument means; Python's float, int, bool and complex are taken too."""
     if dtype is None:
         return get_default_dtype() if otherwise is None else otherwise
-    if isinstance(dtype, DType):
-        return dtype
-    found = _PYTHON_TYPES.get(dtype) if isinstance(dtype, type) else None
-    if found is None:
+    found = of_python(dtype)
+    if not isinstance(found, DType):
         raise TypeError(f"dtype must be a torch.dtype, not {type(dtype).__name__}: {dtype!r}")
     return found
 

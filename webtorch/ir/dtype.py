@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeVar
 
 Kind = Literal["bool", "uint", "int", "float", "complex"]
 Scalar = bool | int | float
 Number = Scalar | complex
+T = TypeVar("T")
 
 _RANK: dict[Kind, int] = {"bool": 0, "uint": 1, "int": 1, "float": 2, "complex": 3}
 
@@ -161,8 +162,15 @@ complex64 = DType(
 complex128 = DType(
     "complex128", "complex", 16, "", "ComplexDouble", "c10::complex<double>", webgpu=False, is_complex=True
 )  # fmt: skip
+_OF_PYTHON: dict[object, DType] = {float: float64, int: int64, bool: bool_, complex: complex128}
 _PARTS: dict[DType, DType] = {complex32: float16, complex64: float32, complex128: float64}
 _OF_PARTS = {part: whole for whole, part in _PARTS.items()}
+
+
+def of_python(value: T) -> T | DType:
+    """Return the type of elements that one of Python's types stands for; all else as it is."""
+    return _OF_PYTHON.get(value, value) if isinstance(value, type) else value
+
 
 ALL: tuple[DType, ...] = (
     float32, float64, float16, bfloat16, int64, int32, int16, int8, uint8, uint16, uint32, uint64, bool_,

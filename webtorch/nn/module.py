@@ -16,6 +16,7 @@ from webtorch.dispatch.call import Args, Callee, Kwargs, call
 from webtorch.errors import DeviceError
 from webtorch.functions import public as webtorch
 from webtorch.functions.legacy import typename
+from webtorch.ir.dtype import of_python
 from webtorch.ir.lines import user_depth
 from webtorch.nn.gradients import clear_grads
 from webtorch.nn.hook import BackwardTap, Hook, RemovableHandle, tell_old_hooks
@@ -966,12 +967,13 @@ def _parse_to(*args: object, **kwargs: Any) -> tuple[Any, Any, bool, Any]:
     unknown = set(kwargs) - known
     if unknown:
         raise TypeError(f"to() received an invalid keyword argument '{sorted(unknown)[0]}'")
-    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    device, dtype = kwargs.get("device"), of_python(kwargs.get("dtype"))
     non_blocking = kwargs.get("non_blocking", False)
     if "tensor" in kwargs:
         args = (kwargs["tensor"], *args)
     if kwargs.get("copy"):
         raise RuntimeError(".to() does not accept copy argument")
+    args = tuple(map(of_python, args))
     for position, value in enumerate(args):
         if isinstance(value, Tensor) and position == 0:
             device, dtype = value.device, value.dtype

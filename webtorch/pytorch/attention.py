@@ -364,13 +364,20 @@ def _attention_forward(*args: Any, **options: Any) -> tuple[object, ...]:
 
 
 @own(f"{_FORWARD}_backward")
-def _attention_backward(g: torch.Tensor, *args: object, scale: float | None = None) -> object:
+def _attention_backward(
+    g: torch.Tensor | None, *args: object, scale: float | None = None
+) -> object:
+    # PyTorch hands over no gradient where the rest of the program gives none.
+    if g is None:
+        return (None,) * 4
     return *_known_backward(g, *args, scale=scale), None
 
 
-def _differentiable_backward(g: torch.Tensor, *args: Any, scale: float | None = None) -> object:
+def _differentiable_backward(
+    g: torch.Tensor | None, *args: Any, scale: float | None = None
+) -> object:
     """The backward pass, by PyTorch's composition where it is to be differentiated again."""
-    if not torch.is_grad_enabled():
+    if g is None or not torch.is_grad_enabled():
         return _attention_backward(g, *args, scale=scale)
     query, key, value, mask = args[:4]
     return *_again(g, query, key, value, mask, args[12], scale), None

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, TypeGuard
 
 from webtorch.dispatch.call import Args, Callee, Kwargs, Run
+from webtorch.ir.dtype import of_python
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Elementwise, Op
 from webtorch.tensors import override
@@ -40,7 +41,8 @@ def once_more(callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Callable[
 
 def as_meant(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs] | None:
     """Return the arguments of a call in the order and by the names that its parameters have here, with Python's numbers
-    in place of NumPy's and of tensors without dims that stand for these; None where nothing of this is needed.
+    in place of NumPy's and of tensors without dims that stand for these, and types of elements in place of Python's;
+    None where nothing of this is needed.
     """
     op = callee.op if callee.op is not None else callee.like
     if isinstance(op, Op):
@@ -182,17 +184,25 @@ def refuse_bools(function: Callable[..., object], args: Args, kwargs: Kwargs) ->
 
 
 def _stands_for_one(value: object) -> bool:
-    """Whether a value may stand for one of Python's numbers: one of NumPy's, or a tensor without dims."""
+    """Whether a value may stand for one of Python's numbers: one of NumPy's, or a tensor without dims; or for a type
+    of elements.
+    """
+    if isinstance(value, type):
+        return of_python(value) is not value
     return not value._shape if isinstance(value, Tensor) else is_foreign(value)
 
 
 def _number_for(kind: str, value: object) -> object:
-    """Return the number that a value stands for where a parameter of this type wants one, alone or in a list."""
+    """Return the number or the type of elements that a value stands for where a parameter of this type wants one, alone
+    or in a list.
+    """
     if isinstance(value, (list, tuple)) and any(map(_stands_for_one, value)):
         found = [_number_for(kind, x) for x in value]
         return value if all(map(operator.is_, found, value)) else tuple(found)
     if not _stands_for_one(value) or _TENSORS.search(kind):
         return value
+    if isinstance(value, type):
+        return of_python(value) if "DType" in kind else value
     if not isinstance(value, Tensor):
         return _of_python(value)
     if value.requires_grad:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from webtorch.dispatch.call import plays
 from webtorch.errors import DTypeError, NoCudaError, NoValuesError
-from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, int64
+from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, int64, of_python
 from webtorch.ir.graph import Node, window
 from webtorch.ir.lines import user_line
 from webtorch.ir.view import (
@@ -881,6 +881,9 @@ class Tensor(TensorBase):
         """Return the legacy type name, or the tensor cast to `dtype`."""
         if dtype is None:
             return f"torch.{self.dtype.legacy}Tensor"
+        if of_python(dtype) is not dtype:
+            # Which of two floats is meant?
+            dtype = getattr(dtype, "__name__", "")
         if isinstance(dtype, str):
             for found, name in TYPE_NAMES.items():
                 if dtype.removeprefix("torch.") == f"{name}Tensor":
@@ -1074,13 +1077,13 @@ def parse_to(
 ) -> tuple[DeviceLike, DType | None, bool]:
     """Return the device, the type and whether to copy, as `Tensor.to` is asked."""
     target: DeviceLike = kwargs.pop("device", None)
-    dtype: DType | None = kwargs.pop("dtype", None)
+    dtype: DType | None = of_python(kwargs.pop("dtype", None))
     copy = bool(kwargs.pop("copy", False))
     other = kwargs.pop("other", None)
     kwargs.pop("non_blocking", None)
     if kwargs:
         raise TypeError(f"to() received an invalid keyword argument {next(iter(kwargs))!r}")
-    for a in args:
+    for a in map(of_python, args):
         if isinstance(a, DType):
             dtype = a
         elif isinstance(a, Tensor):

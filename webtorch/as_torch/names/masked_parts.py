@@ -8,6 +8,7 @@ from typing import Any
 
 from webtorch.functions import masked
 from webtorch.functions import public as webtorch
+from webtorch.functions.reduce import Dims, wrap_dims
 from webtorch.masked.masked_tensor import MaskedTensor
 from webtorch.ops.record import TABLE
 from webtorch.tensors.tensor import Tensor
@@ -27,6 +28,11 @@ def _reduction_identity(op_name: str, input: Tensor, *args: object) -> Tensor | 
     if math.isnan(value) and not dtype.is_floating_point:
         dtype = webtorch.float32
     return webtorch.tensor(value, dtype=dtype, device=input.device)
+
+
+def _canonical_dim(dim: Dims, ndim: int) -> tuple[int, ...]:
+    """Return the sorted dims that `dim` names: all of them for None and (), none for []."""
+    return () if dim == [] else wrap_dims("masked", dim, ndim)
 
 
 def _input_mask(

@@ -207,10 +207,16 @@ class _Orthogonal(Module):
         q = value.mT if wide else value
         n, k = q.shape[-2:]
         if not hasattr(self, "base"):
-            raise NotImplementedError(
-                "It is not possible to assign to an orthogonal parametrization when "
-                "use_trivialization=False. Leave that option out."
-            )
+            if self.orthogonal_map != "householder":
+                raise NotImplementedError(
+                    "It is not possible to assign to the matrix exponential or the Cayley parametrizations when "
+                    "use_trivialization=False. Leave that option out, or use 'householder'."
+                )
+            a, tau = webtorch.geqrf(q)
+            # LAPACK gives a factor of exactly zero where it leaves a reflection out.
+            diagonal = a.diagonal(dim1=-2, dim2=-1)
+            diagonal.copy_(diagonal.sign() * webtorch.where(tau == 0, -1.0, 1.0))
+            return a.mT if wide else a
         if n != k:
             more = webtorch.randn((*q.shape[:-2], n, n - k), dtype=q.dtype, device=q.device)
             q = _orthogonalized(webtorch.cat([q, more], -1))
