@@ -180,9 +180,18 @@ def _measure(form: _Form, size: str, device: str, ours: bool, ends: float) -> No
         _synchronize()
         times.append((time.perf_counter() - started) / count)
     made = len(times) * count
+    mine, runs = step.threads(made), (_runs() - before) / made
+    # What a step more takes: no turn begins and ends in it.
+    _synchronize()
+    dist.barrier()
+    started = time.perf_counter()
+    for _ in range(3 * count):
+        step()
+    _synchronize()
+    more = (time.perf_counter() - started - statistics.median(times) * count) / (2 * count)
     _say(
         form=form.name, times=times, compiled=form.compiled, ready=ready,
-        note=f"{step.threads(made)}, {(_runs() - before) / made:.1f} runs",
+        note=f"{mine}, {runs:.1f} runs, a step more {1e3 * more:.1f} ms",
     )  # fmt: skip
 
 

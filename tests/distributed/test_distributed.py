@@ -20,8 +20,10 @@ from tests.distributed.features import FEATURES
 from tests.distributed.models import KINDS, MODELS
 from tests.distributed.ranks import NAMES, RANKS
 from webtorch.distributed import shared, words
+from webtorch.distributed.calls import Lane
 from webtorch.distributed.engine import engine
 from webtorch.distributed.group import ProcessGroup
+from webtorch.runtime.backends import get_backend
 
 
 def _processes(library: str, device: str, ranks: int, *rest: str) -> list[dict[str, Any]]:
@@ -158,3 +160,17 @@ def test_half_a_word_is_none_and_who_waits_is_woken() -> None:
         torn[at + hidden] += 1
         assert other.said(0, 5) is None
         torn[at + hidden] -= 1
+
+
+def test_what_processes_before_a_restart_have_said_is_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = engine().c10d.HashStore()
+    said = []
+    for attempt, rank in ((0, 1), (0, 0), (1, 0)):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
+        lane = Lane("restarted", range(2), rank, store, None, lambda: get_backend("cpu"))
+        said.append(lane.silent())
+        lane.close()
+    assert said[0].startswith("No word from rank 0") and not said[1]
+    assert said[2].startswith("No word from rank 1")

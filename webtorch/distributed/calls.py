@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -80,6 +81,10 @@ class Lane:
     ) -> None:
         """`ranks`: of the group's processes among all; `backend`: of the device that reads shared memory."""
         self.name, self.ranks, self.rank, self.size = name, ranks, rank, len(ranks)
+        if store is not None:
+            # What processes that were started anew find in a store is of those before them.
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            store = engine().c10d.PrefixStore(f"webgpu/{attempt}", store)
         self._store, self._timeout, self._backend = store, timeout, backend
         self.memory = HostMemory(_host_memory)
         self.collectives, self.sums, self.results = (
@@ -100,8 +105,7 @@ class Lane:
         if self._connection is None and self._store is not None:
             # The same number on all ranks: each is a connection to every other.
             ways = max(1, min(_MOST_PARTS, 128 // self.size))
-            store = engine().c10d.PrefixStore("webgpu", self._store)
-            self._connection = _connected(store, self.rank, self.size, self._timeout, ways)
+            self._connection = _connected(self._store, self.rank, self.size, self._timeout, ways)
         return self._connection
 
     def exchange(self, connection: Foreign) -> Exchange | None:
