@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests import long
+from webtorch.pytorch import fallback
 
 
 def same(actual: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
@@ -56,10 +57,16 @@ class TestComplexNumbers:
             same(actual, expected)
 
 
-def test_eigenvalues_of_any_matrix_run_on_the_cpu_and_are_counted(webgpu: str) -> None:
+def test_eigenvalues_of_any_matrix_run_on_the_cpu_and_are_counted(
+    webgpu: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first call says so."""
+    monkeypatch.setattr(fallback, "_warned", set())
     x = torch.tensor([[2.0, 1.0], [0.5, 3.0]])
     before = torch.webgpu.host_kernel_counts().get("aten._linalg_eigvals.default", 0)
-    same(torch.linalg.eigvals(x.to(webgpu)), torch.linalg.eigvals(x))
+    with pytest.warns(UserWarning, match="the CPU computes it") as told:
+        same(torch.linalg.eigvals(x.to(webgpu)), torch.linalg.eigvals(x))
+    assert told[0].filename == __file__
     assert torch.webgpu.host_kernel_counts()["aten._linalg_eigvals.default"] == before + 1
 
 

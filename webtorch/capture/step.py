@@ -611,7 +611,7 @@ class CompiledFunction:
         self._note(f"{reason}, and so will calls like it", ran_as_usual=True)
         warnings.warn(
             f"compile: {_title(self.function)} is not replayed as a program but runs as usual: "
-            f"{reason}",
+            f"{reason}. Its calls take as long as without compile; fullgraph=True raises instead",
             stacklevel=user_depth(),
         )
 

@@ -57,16 +57,28 @@ def check_one_device(op: OpOverload, *args: object) -> None:
 
 
 def on_cpu(op: OpOverload) -> Callable[..., object]:
-    """Return the kernel of an operator that is computed on the CPU by decision: its calls are counted."""
+    """Return the kernel of an operator that is computed on the CPU by decision: its calls are counted, and the first
+    warns."""
     name = str(op)
 
     def kernel(*args: object, **kwargs: object) -> object:
         """Count the call, and compute it on the CPU."""
         check_one_device(op, args, kwargs)
         host_counts[name] += 1
+        _warn_once(
+            name,
+            f"webgpu: '{name}' has no kernel on the device: the CPU computes it (LAPACK), and each call waits for the "
+            "transfers there and back. torch.webgpu.host_kernel_counts() counts them.",
+        )
         return run_on_cpu(op, args, kwargs)
 
     return kernel
+
+
+def _warn_once(name: str, message: str) -> None:
+    if name not in _warned:
+        _warned.add(name)
+        warnings.warn(message, UserWarning, stacklevel=user_depth())
 
 
 class _Within(threading.local):
@@ -96,13 +108,8 @@ def fallback(op: OpOverload, *args: object, **kwargs: object) -> object:
     if how == "error":
         raise unsupported(op)
     counts[str(op)] += 1
-    if how == "warn" and str(op) not in _warned:
-        _warned.add(str(op))
-        warnings.warn(
-            f"webgpu: '{op}' runs on the CPU (WEBTORCH_FALLBACK=warn)",
-            UserWarning,
-            stacklevel=user_depth(),
-        )
+    if how == "warn":
+        _warn_once(str(op), f"webgpu: '{op}' runs on the CPU (WEBTORCH_FALLBACK=warn)")
     return run_on_cpu(op, args, kwargs)
 
 
