@@ -10,6 +10,7 @@ none stays in the card's caches; what lays the row out is timed with the product
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,16 +29,13 @@ from webtorch.quantization import FORMATS
 from webtorch.tensors.device import resolve
 
 # Of a layer of Llama 3's 8B shape, and of its head.
-SHAPES = (
-    "Q4_K 14336 4096 2", "Q4_K 4096 14336 1", "Q4_K 6144 4096 1", "Q4_K 4096 4096 1", "Q6_K 4096 14336 1",
-    "Q6_K 64128 4096 1", "Q5_0 9728 896 1", "Q8_0 4096 4096 1",
-)  # fmt: skip
+SHAPES = ("Q4_K 14336 4096 2", "Q4_K 4096 14336 1", "Q6_K 64128 4096 1", "Q4_K 6144 4096 1")
 # Bytes of weights that take turns.
 _BYTES = 200 << 20
+# Seconds of work before something is timed.
+_WARM = 0.25
 # Invocations of a row, and of a workgroup.
-SPREADS = (
-    (8, 64), (16, 64), (16, 128), (32, 64), (32, 128), (32, 256), (64, 64), (64, 128), (128, 128), (256, 256),
-)  # fmt: skip
+SPREADS = ((16, 64), (32, 64), (32, 128), (32, 256), (64, 128), (128, 128))
 
 
 def packed(form: str, rows: int, columns: int) -> webtorch.Tensor:
@@ -57,6 +55,12 @@ class Measured:
         self.sets = [[packed(form, rows, columns) for _ in range(gates)] for _ in range(turns)]
         self.x = webtorch.randn(1, columns)
 
+    def fits(self, elements: int) -> bool:
+        """Whether a turn of an invocation takes so many elements, of which groups of blocks have multiples."""
+        form = FORMATS[self.form]
+        shared = form.together * math.prod([form.axes[i] for i in form.shared]) * blocks.WORD
+        return shared <= elements <= 64 // form.together
+
     def seconds(self) -> float:
         """Return the seconds of a product, of which nothing is known yet."""
         runtime: Any = resolve("webgpu")
@@ -75,11 +79,14 @@ class Measured:
             executable = compiled.latest().executable
             rows += [row for _, row in _rows(executable)]
         rows = rows[len(rows) // (len(self.sets) + 1) :]
-        _submit(executable, rows, 20)
+        # The clock of a card that was idle is low, and it was while this was compiled.
+        warm = time.perf_counter()
+        while time.perf_counter() - warm < _WARM:
+            _submit(executable, rows, 20)
         return _slope(executable, rows, 0.003) / len(self.sets)
 
 
-def tried(measured: Measured, most: int, ty: int, size: int) -> float:
+def tried(measured: Measured, most: int, of_all: int, ty: int, size: int) -> float:
     """Return the seconds with rows together, invocations of a row and of a workgroup."""
     card, chosen = wgsl_reduce.CARD, wgsl_reduce.choose_geometry
 
@@ -88,7 +95,7 @@ def tried(measured: Measured, most: int, ty: int, size: int) -> float:
         # The row that is laid out, and other small kernels, stay.
         return found if writer.kernel.inner_count < 16 else Geometry(size // ty, ty, False)
 
-    wgsl_reduce.CARD = replace(card, most=most, most_of_all=most)
+    wgsl_reduce.CARD = replace(card, most=most, most_of_all=of_all)
     wgsl_reduce.choose_geometry = spread
     try:
         return measured.seconds()
@@ -127,18 +134,18 @@ def main() -> None:
     for i, measured in enumerate(all_measured):
         begun, left = time.perf_counter(), until - time.perf_counter()
         print(given[4 * i : 4 * i + 4])
-        for each in (64, 32):
-            for most in (4, 2, 1):
+        for each in (64, 32, 16):
+            for most, of_all in ((4, 8), (4, 4), (2, 2)):
                 blocks._LANES = each
                 found = []
-                for ty, size in SPREADS:
+                for ty, size in SPREADS if measured.fits(each) else ():
                     if time.perf_counter() - begun > left / (len(all_measured) - i):
                         continue
-                    found.append((tried(measured, most, ty, size), f"{ty}/{size}"))
+                    found.append((tried(measured, most, of_all, ty, size), f"{ty}/{size}"))
                 best = min(found, default=(1.0, ""))[0]
                 texts = [f"{name} {t * 1e6:.1f}" for t, name in found]
                 rate = measured.nbytes / best / 1e9
-                named = f"  {each} elements, {most} together: "
+                named = f"  {each} elements, {most} of a dim and {of_all} of all together: "
                 print(named, *texts, f" best {rate:.0f} GB/s", flush=True)
         blocks._LANES = lanes
 

@@ -19,6 +19,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32, int32
 from webtorch.ir.kernel import Kernel
 from webtorch.nn import functional as F
+from webtorch.ops import blocks as blocks_of_formats
 from webtorch.ops.blocks import multiplying
 from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, PackedTensor, quantize
 from webtorch.quantization.packing import PACKING
@@ -193,6 +194,22 @@ def test_what_a_block_shares_is_multiplied_once_and_bits_are_cut_out_of_words() 
     assert sum(n.op == "cast" and n.args[0].dtype is int32 for n in nodes) <= 6
     masks = [n for n in nodes if n.op == "and" and n.args[1].value == 0x0F0F0F0F]
     assert len(masks) == 8
+
+
+def test_formulas_of_many_parts_of_the_same_data_bind_it_once(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks_of_formats, "_LANES", 64)
+    multiplying.cache_clear()
+    try:
+        weight = packed("Q6_K", drawn("Q6_K", 3, 1024), device, 1024)
+        x = webtorch.ones(1, 1024, device=device)
+        product = webtorch.compile(lambda x: F.linear(x, weight))
+        assert webtorch.allclose(product(x), weight.dequantize().sum(1), rtol=1e-4, atol=1e-3)
+    finally:
+        multiplying.cache_clear()
+    routines = product.latest().executable.program.routines
+    assert max(len(r.buffers) for r in routines) <= 4
 
 
 # Formats whose integers are chosen from a list.

@@ -222,14 +222,15 @@ class Fuser(Facts):
             cost += 2
         # A kernel has few bindings: store parts until the rest fits (one for the result).
         while node.kind not in TEMPLATES and (
-            len(leaves) > self.max_slots - 1
+            (most := len(leaves) > self.max_slots - 1)
             or (
                 size > _MAX_SIZE
                 and len(node.srcs) > 1
                 and max(self.sizes[s] for s in node.srcs) > 1
             )
         ):
-            candidates = [s for s in node.srcs if s not in self.stored]
+            # Copies of views of what is in memory make nothing shorter, and are a binding each.
+            candidates = [s for s in node.srcs if s not in self.stored and (most or self.costs[s])]
             if not candidates:
                 break
             self._store(max(candidates, key=lambda s: (len(self.leaves[s]), self.sizes[s])))
