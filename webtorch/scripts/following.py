@@ -543,6 +543,16 @@ class Follower:
             self.run = Run(self.root)
             self.run.refused = why
 
+    def _called_beside(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> object:
+        """Make a call that stands beside and of which no note can be made; it is refused where it stays pending."""
+        run = self.run
+        out = self.inside(callee, args, kwargs)
+        if self.run is run and not (is_computed(out) and not self.computed):
+            self.give_up(why)
+            if self.computed:
+                self.begin()
+        return out
+
     def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> object:
         """Make a call that cannot stand in a script, nor what follows until something is computed."""
         self.give_up(why)
@@ -1007,14 +1017,8 @@ class Follower:
             note = Note(run, callee, args, kwargs)
         except Refused as reason:
             run.forget_given(*counts)
-            if beside:
-                out = self.inside(callee, args, kwargs)
-                if self.run is run and not (is_computed(out) and not self.computed):
-                    self.give_up(f"{callee.name}: {reason}")
-                    if self.computed:
-                        self.begin()
-                return out
-            return self.usual(callee, args, kwargs, f"{callee.name}: {reason}")
+            called = self._called_beside if beside else self.usual
+            return called(callee, args, kwargs, f"{callee.name}: {reason}")
         places = note.places()
         if places:
             self.varying.update(note.differing(places))
