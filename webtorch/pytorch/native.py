@@ -8,11 +8,10 @@ what the plan knows. Without LLVM there is none, and Python does the same.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import sys
-import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -376,6 +375,16 @@ failed:
 """
 
 
+@functools.cache
+def _code() -> ModuleType | None:
+    """Return what makes functions of machine code; None without NumPy."""
+    try:
+        from webtorch.runtime.backends.cpu import slots
+    except ImportError:
+        return None
+    return slots
+
+
 def assembled(
     text: str,
     name: str,
@@ -383,24 +392,12 @@ def assembled(
     words: Sequence[str],
     others: Mapping[str, int],
 ) -> int | None:
-    """Return where the function of a text is (see `slots.text`); None where there is no machine code, or objects are
-    of another making.
-    """
-    if sys.platform == "win32" or sys.implementation.name != "cpython" or device.swap is None:
+    """Return where the function of a text is (see `slots.assembled`); None where there is none."""
+    code = None if sys.platform == "win32" or device.swap is None else _code()
+    if code is None:
         return None
-    if ctypes.sizeof(ctypes.c_void_p) != 8 or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return None
-    try:
-        from webtorch.runtime.backends.cpu import jit, slots
-    except ImportError:
-        # Without NumPy.
-        return None
-    if not jit.available():
-        return None
-    try:
-        return jit.assemble(slots.text(text, classes, words, others), (name,))[0]
-    except LookupError:
-        return None
+    address: int | None = code.assembled(text, name, classes, words, others)
+    return address
 
 
 def function(
@@ -410,13 +407,11 @@ def function(
     numbers: Sequence[int],
     kept: object = None,
 ) -> Callable[..., Any]:
-    """Return machine code as a function of Python's, whose `self` are words: objects, and numbers. It
-    holds the objects, and what is `kept` for it."""
-    from webtorch.runtime.backends.cpu import launch
-
-    words = [*map(id, objects), *numbers]
-    cells = (ctypes.c_int64 * len(words))(*words)
-    return launch.builtin(name, address, cells, (cells, objects, kept))
+    """Return machine code as a function of Python's (see `slots.function`)."""
+    code = _code()
+    assert code is not None
+    made: Callable[..., Any] = code.function(name, address, objects, numbers, kept)
+    return made
 
 
 @functools.cache
