@@ -1,9 +1,11 @@
 """What the host pays for PyTorch on "webgpu": `python -m benchmarks.pytorch [operations] [steps] [calls]`.
 
-Processor time of the thread, in microseconds, the least of several repeats, on tensors of 4x4, beside the same on
-PyTorch's CPU, kernels included: what is recorded here is computed outside the measured part. A node of the backward
-pass is the difference between chains of 220 and 20. Of an optimizer's step, which computes, all that is recorded is
-measured, over its parameters; of a step of a GPT, and of a token it generates, what records and what computes.
+Processor time of the thread, in microseconds, on tensors of 4x4, beside the same on PyTorch's CPU, kernels included:
+what is recorded here is computed outside the measured part. Each figure is the least of many short turns, and the turns
+of all figures, ours and PyTorch's, alternate until a part's seconds are over: a machine's speed changes within a run. A
+node of the backward pass is the difference between chains of 220 and 20. Of an optimizer's step, which computes, all
+that is recorded is measured, over its parameters; of a step of a GPT, and of a token it generates, what records and
+what computes.
 Aimed at: 7 for an operation, 9 for a node, 20 for a parameter, on a machine whose PyTorch adds in 0.9.
 
 A compiled call is one of a chain of `nn.Linear`, without the time its programs take to run. What PyTorch's guards and
@@ -28,39 +30,59 @@ from benchmarks.models import gpt
 from webtorch.pytorch import programs
 from webtorch.runtime.realize import Runtime
 
-_CALLS, _REPEATS = 200, 15
+_CALLS, _LONG, _SHORT = 50, 220, 20
+# Figures are measured so many seconds, in so many rows of turns at least.
+_SECONDS, _ROWS, _ROW = 10.0, 5, 4
 Op = Callable[[torch.Tensor], object]
+# Measures once: the microseconds of each part of a figure.
+Turn = Callable[[], tuple[float, ...]]
 _DEVICES = ("webgpu", "cpu")
+_NODE = "backward node"
 
 
-def least(run: Callable[[], object], calls: int = _CALLS) -> float:
-    """Return the microseconds of one call."""
-    times = []
-    for _ in range(_REPEATS):
+def least(turns: dict[Any, Turn], seconds: float = _SECONDS) -> dict[Any, tuple[float, ...]]:
+    """Return the least of each part, over turns that alternate."""
+    best: dict[Any, tuple[float, ...]] = {}
+    end, done = time.perf_counter() + seconds, 0
+    while done < _ROWS or time.perf_counter() < end:
+        for name, turn in turns.items():
+            # The first of a row finds the processor's caches as another figure left them.
+            for _ in range(_ROW):
+                found = turn()
+                best[name] = tuple(map(min, best.get(name, found), found))
+        done += 1
+    return best
+
+
+def calls_of(run: Callable[[], object], calls: int = _CALLS) -> Turn:
+    """Return what measures a call."""
+
+    def turn() -> tuple[float, ...]:
+        """Measure once."""
         start = time.thread_time()
         for _ in range(calls):
             run()
-        times.append(time.thread_time() - start)
+        took = time.thread_time() - start
         torch.webgpu.synchronize()
-    return min(times) / calls * 1e6
+        return (took / calls * 1e6,)
+
+    return turn
 
 
-def node(op: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, g: torch.Tensor) -> float:
-    """Return the microseconds of one node of the backward pass."""
+def nodes_of(op: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, g: torch.Tensor) -> Turn:
+    """Return what measures backward passes of two lengths."""
 
     def backward(length: int) -> float:
-        times = []
-        for _ in range(_REPEATS):
-            y = x
-            for _ in range(length):
-                y = op(y)
-            start = time.thread_time()
-            torch.autograd.grad(y, x, g)
-            times.append(time.thread_time() - start)
-            torch.webgpu.synchronize()
-        return min(times)
+        y = x
+        for _ in range(length):
+            y = op(y)
+        start = time.thread_time()
+        torch.autograd.grad(y, x, g)
+        took = time.thread_time() - start
+        torch.webgpu.synchronize()
+        return took * 1e6
 
-    return (backward(220) - backward(20)) / 200 * 1e6
+    return lambda: (backward(_LONG), backward(_SHORT))
 
 
 class Constant:
@@ -112,7 +134,7 @@ def compiled_calls() -> Iterator[tuple[str, float]]:
                 with torch.set_grad_enabled(grad):
                     call = torch.compile(model, backend=backend)
                     call(x), call(x)
-                    micros = least(lambda call=call: call(x), 50)  # type: ignore[misc]
+                    (micros,) = least({"": calls_of(lambda call=call: call(x))}, 0.0)[""]  # type: ignore[misc]
                 kind = "forward" if grad else "inference"
                 yield f"{kind}, {count} parameters, {name}", micros
     programs.capture = recorded
@@ -143,23 +165,23 @@ class Flushes:
         Runtime.realize = self.original  # type: ignore[method-assign]
 
 
-def split(run: Callable[[], object], calls: int = 1) -> tuple[float, float]:
-    """Return the microseconds that a call records, and those in which it computes."""
-    found = []
-    with Flushes() as flushes:
-        for _ in range(_REPEATS):
-            flushes.seconds = 0.0
+def split(run: Callable[[], object], of: int = 1) -> Turn:
+    """Return what measures what a call records, and what it computes, each `of` one of so many parts."""
+
+    def turn() -> tuple[float, ...]:
+        """Measure once."""
+        with Flushes() as flushes:
             start = time.thread_time()
-            for _ in range(calls):
-                run()
+            run()
             took = time.thread_time() - start
-            found.append((took - flushes.seconds, flushes.seconds))
-            torch.webgpu.synchronize()
-    return min(f[0] for f in found) / calls * 1e6, min(f[1] for f in found) / calls * 1e6
+        torch.webgpu.synchronize()
+        return (took - flushes.seconds) / of * 1e6, flushes.seconds / of * 1e6
+
+    return turn
 
 
-def operations(where: str) -> Iterator[tuple[str, float]]:
-    """Yield the microseconds of operations and of nodes of the backward pass."""
+def operations(where: str) -> Iterator[tuple[str, Turn]]:
+    """Yield what measures operations and nodes of the backward pass."""
     x, y = (torch.ones(4, 4, device=where) for _ in range(2))
     b, heads = torch.ones(4, device=where), torch.ones(1, 2, 4, 4, device=where)
     target = torch.zeros(4, dtype=torch.int64, device=where)
@@ -182,7 +204,7 @@ def operations(where: str) -> Iterator[tuple[str, float]]:
         "empty": lambda t: torch.empty(4, 4, device=where),
     }
     for name, run in calls.items():
-        yield name, least(lambda run=run: run(x))  # type: ignore[misc]
+        yield name, calls_of(lambda run=run: run(x))  # type: ignore[misc]
     chains: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "add": lambda t: t + y,
         "mul": lambda t: t * y,
@@ -191,7 +213,7 @@ def operations(where: str) -> Iterator[tuple[str, float]]:
         "matmul": lambda t: t @ y,
     }
     for name, op in chains.items():
-        yield f"backward node of {name}", node(op, leaf, x)
+        yield f"{_NODE} of {name}", nodes_of(op, leaf, x)
 
 
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
@@ -207,8 +229,8 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
 }
 
 
-def steps(where: str) -> Iterator[tuple[str, float, float]]:
-    """Yield the microseconds of optimizers, over their parameters, of a step of a GPT and of a token."""
+def steps(where: str) -> Iterator[tuple[str, Turn]]:
+    """Yield what measures optimizers, over their parameters, a step of a GPT and a token."""
     count = 50
     for name, (kind, options) in OPTIMIZERS.items():
         params = [torch.ones(4, 4, device=where, requires_grad=True) for _ in range(count)]
@@ -217,9 +239,9 @@ def steps(where: str) -> Iterator[tuple[str, float, float]]:
         optimizer = kind(params, **options)
         for _ in range(3):
             optimizer.step()
-        yield name, *(t / count for t in split(optimizer.step))
+        yield name, split(optimizer.step, count)
     clip = nn.utils.clip_grad_norm_
-    yield "clip_grad_norm_", *(t / count for t in split(lambda: clip(params, 1.0)))
+    yield "clip_grad_norm_", split(lambda: clip(params, 1.0), count)
     model = gpt(torch, 2, 32, 4, 16, 32).to(where)
     optimizer = torch.optim.AdamW(model.parameters())
     x, y = (torch.zeros(2, 16, dtype=torch.int64, device=where) for _ in range(2))
@@ -237,24 +259,32 @@ def steps(where: str) -> Iterator[tuple[str, float, float]]:
 
     for _ in range(4):
         step(), token()
-    yield "a step of a GPT", *split(step)
-    yield "a token", *split(token)
+    yield "a step of a GPT", split(step)
+    yield "a token", split(token)
+
+
+def show(part: Callable[[str], Iterator[tuple[str, Turn]]]) -> None:
+    """Measure a part on both devices, and print it."""
+    best = least({(name, where): turn for where in _DEVICES for name, turn in part(where)})
+    for name, _ in list(best)[: len(best) // 2]:
+        ours, theirs = (best[name, where] for where in _DEVICES)
+        if name.startswith(_NODE):
+            ours, theirs = (((x[0] - x[1]) / (_LONG - _SHORT),) for x in (ours, theirs))
+        flush = f"{ours[1]:10.1f}" if len(ours) > 1 else f"{'':>10}"
+        sys.stdout.write(f"{name:<48}{ours[0]:10.1f}{flush}{theirs[0]:10.1f}\n")
 
 
 def main() -> None:
     """Print the tables."""
     asked = sys.argv[1:] or ["operations", "steps", "calls"]
-    write = sys.stdout.write
-    write(f"{'':<48}{'webgpu':>10}{'computing':>10}{'CPU':>10}\n")
+    sys.stdout.write(f"{'':<48}{'webgpu':>10}{'computing':>10}{'CPU':>10}\n")
     if "operations" in asked:
-        for (name, ours), (_, theirs) in zip(*map(operations, _DEVICES), strict=True):
-            write(f"{name:<48}{ours:10.1f}{'':>10}{theirs:10.1f}\n")
+        show(operations)
     if "steps" in asked:
-        for (name, ours, flush), (_, theirs, _) in zip(*map(steps, _DEVICES), strict=True):
-            write(f"{name:<48}{ours:10.1f}{flush:10.1f}{theirs:10.1f}\n")
+        show(steps)
     if "calls" in asked:
         for name, micros in compiled_calls():
-            write(f"{name:<48}{micros:10.1f}\n")
+            sys.stdout.write(f"{name:<48}{micros:10.1f}\n")
 
 
 if __name__ == "__main__":

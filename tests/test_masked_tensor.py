@@ -65,6 +65,17 @@ def test_results_masks_and_gradients_are_as_in_pytorch(number: int) -> None:
             assert a == b
 
 
+@pytest.mark.parametrize("correction", [0, 1, 1.5, 2])
+def test_a_variance_has_the_correction_that_was_asked_for(correction: float) -> None:
+    """It is a number, of methods as of `masked.var` (PyTorch's methods take none)."""
+    x, mask = torch.tensor(VALUES), torch.tensor(MASK)
+    masked = webtorch.masked.masked_tensor(webtorch.tensor(VALUES), webtorch.tensor(MASK))
+    for dim in (0, None):
+        theirs = torch.masked.var(x, dim, correction=correction, mask=mask)
+        found = webtorch.var(masked, dim, correction=correction).get_data()
+        torch.testing.assert_close(torch.tensor(found.tolist()), theirs, equal_nan=True)
+
+
 def test_masks_of_two_must_match_and_what_is_not_masked_is_refused() -> None:
     """The words are PyTorch's; a function that is not computed element by element says what to do."""
     x = webtorch.tensor(VALUES)

@@ -83,7 +83,7 @@ REASONS: tuple[tuple[str, str], ...] = (
 REASONS = (
     (
         r"CheckpointPolicy|^SAC_|SelectiveCheckpoint|create_selective",
-        "They choose by operators of PyTorch's dispatcher: `checkpoint` recomputes a whole part.",
+        "They choose by PyTorch's operators: they are there under the name `torch` (`webtorch run`).",
     ),
     (
         r"DataPipe$|datapipe|DataChunk|argument_validation|runtime_validation|non_deterministic",

@@ -58,12 +58,16 @@ class _Form(NamedTuple):
 
 
 _FAST = {"gradient_as_bucket_view": True, "broadcast_buffers": False, "bucket_cap_mb": 50}
-_EXCHANGE = "exchange"
+_EXCHANGE, _TRACE = "exchange", "trace"
 _FORMS = (
     _Form("plain"),
     _Form("DDP", {}),
     _Form("DDP, views", {"gradient_as_bucket_view": True}),
     _Form("DDP, views, no buffers, 50 MB", _FAST),
+    *(
+        _Form(f"DDP, views, no buffers, {size} MB", {**_FAST, "bucket_cap_mb": size})
+        for size in (15, 28, 38)
+    ),
     _Form("compiled", compiled=True),
     _Form("compiled DDP", {}, True),
     _Form("compiled DDP, views", {"gradient_as_bucket_view": True}, True),
@@ -210,6 +214,46 @@ def _exchange(device: str, size: int) -> None:
         _say(form=f"exchange of {count / 1e6:.3g} MB", parts=parts)
 
 
+def _trace(size: str, device: str, ours: bool) -> None:
+    """Tell when what belongs to a step's sums happens, in milliseconds since its first one began."""
+    from webtorch.distributed import shared
+    from webtorch.runtime import arrivals
+
+    rows: list[tuple[float, float, str]] = []
+
+    def watched(owner: Any, name: str) -> None:
+        """Note each call of a function."""
+        function = getattr(owner, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            """Call it."""
+            began, found = time.perf_counter(), function(*args, **options)
+            thread = threading.current_thread().name.split("-")[1:2] or ["main"]
+            rows.append((began, time.perf_counter(), f"{thread[0]} {owner.__name__}.{name}"))
+            return found
+
+        setattr(owner, name, call)
+
+    for owner, names in (
+        (shared.Exchange, ("put", "begin", "add", "take", "_wait")),
+        (arrivals.Arrival, ("wait", "come")),
+        (_Step, ("__call__",)),
+    ):
+        for name in names:
+            watched(owner, name)
+    step = _Step(_Form(_TRACE, _FAST), size, device, ours)
+    for number in range(_SIZES[size][3] + 3):
+        if number == _SIZES[size][3]:
+            _synchronize()
+            rows.clear()
+        step()
+    _synchronize()
+    first = rows[0][0] if rows else 0.0
+    for began, ended, what in sorted(rows):
+        if dist.get_rank() == 0:
+            print(f"{1e3 * (began - first):8.2f} {1e3 * (ended - began):7.2f} {what}", flush=True)
+
+
 def _rank(ours: bool, device: str, size: str, forms: list[str], ends: float) -> None:
     """Train on one card, beside the others."""
     local = int(os.environ["LOCAL_RANK"])
@@ -225,7 +269,9 @@ def _rank(ours: bool, device: str, size: str, forms: list[str], ends: float) -> 
     for number, name in enumerate(forms):
         now = time.time()
         _say(begins=name)
-        if name != _EXCHANGE:
+        if name == _TRACE:
+            _trace(size, device, ours)
+        elif name != _EXCHANGE:
             # The rest of its share is for the turn that it has begun.
             late = now + 0.7 * (ends - now) / (len(forms) - number)
             _measure(known[name], size, device, ours, late)

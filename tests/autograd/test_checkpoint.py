@@ -310,3 +310,70 @@ def test_what_a_part_is_given_is_saved_as_it_is() -> None:
         return a.grad, seen[0] is b
 
     assert same(program)[1]
+
+
+def _selective(t: Any) -> Any:
+    """torch.utils.checkpoint's selective forms, and `torch.ops.aten`: PyTorch's, and those under `webtorch run`."""
+    if t is torch:
+        return torch.utils.checkpoint, torch.ops.aten
+    from webtorch.as_torch.names import checkpoint_parts
+
+    return checkpoint_parts, checkpoint_parts.aten
+
+
+@pytest.mark.parametrize("choice", ["list", "save", "offload", "recompute", "booleans"])
+def test_a_policy_says_which_results_are_kept(choice: str) -> None:
+    def program(t: Any) -> Any:
+        parts, aten = _selective(t)
+        x, w = tensor(t, [[1.0, 2.0], [3.0, 4.0]]), tensor(t, [[0.1, -0.2], [0.3, 0.4]])
+        asked, calls = [], []
+
+        def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+            asked.append((str(op), context.is_recompute, tuple(context.op_output.shape)))
+            policies = parts.CheckpointPolicy
+            return {
+                "save": policies.PREFER_SAVE,
+                "offload": policies.MUST_CPU_OFFLOAD,
+                "recompute": policies.MUST_RECOMPUTE,
+                "booleans": op is aten.mm.default,
+            }[choice]
+
+        def part(h: Any) -> Any:
+            calls.append(1)
+            return ((h @ w).tanh() @ w).sin()
+
+        chosen = [aten.mm.default] if choice == "list" else policy
+        for _ in range(3):
+            contexts = lambda: parts.create_selective_checkpoint_contexts(chosen)  # noqa: E731
+            y = checkpoint(t, part, x * 2, use_reentrant=False, context_fn=contexts)
+            (y * y).sum().backward()
+        return y, x.grad, w.grad, len(calls), asked
+
+    same(program)
+
+
+def test_what_a_selective_checkpoint_refuses() -> None:
+    def program(t: Any) -> Any:
+        parts, aten = _selective(t)
+        x, make = tensor(t, [1.0, 2.0]), parts.create_selective_checkpoint_contexts
+        y = checkpoint(
+            t, lambda h: h.sin().cos(), x, use_reentrant=False, context_fn=lambda: make([aten.sin.default])
+        ).sum()  # fmt: skip
+        y.backward(retain_graph=True)
+        kept = []
+
+        def written(h: Any) -> Any:
+            kept.append(h.sin())
+            return kept[-1].cos()
+
+        z = checkpoint(
+            t, written, x, use_reentrant=False, context_fn=lambda: make([aten.sin.default])
+        ).sum()  # fmt: skip
+        with t.no_grad():
+            kept[0].add_(1.0)
+        return [
+            str(error(call))[:60]
+            for call in (y.backward, z.backward, lambda: make([aten.sin]), lambda: make(3))
+        ]
+
+    same(program)

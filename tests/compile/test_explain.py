@@ -288,7 +288,7 @@ compiled
   program 1 (3 steps, T ms): the first call
 steps, and why they are not one
   0  matmul_1x4x6x8_relu  test_explain.py:N  h = (x @ w).relu()
-  1  reduce_sum           test_explain.py:N  return h.sum(0), h @ w.t()
+  1  sum                  test_explain.py:N  return h.sum(0), h @ w.t()
        not with 0: what follows a product's sums in their registers is element by element, and sum is not
   2  matmul_1x4x8x6       test_explain.py:N  return h.sum(0), h @ w.t()
        not with 0: matmul reads its operands from memory
@@ -299,7 +299,7 @@ memory
        128 B  input      float32[32]         x
        128 B  output     float32[32]         matmul_1x4x8x6  test_explain.py:N
         96 B  temporary  float32[24]         matmul_1x4x6x8_relu  test_explain.py:N
-        24 B  output     float32[6]          reduce_sum  test_explain.py:N"""
+        24 B  output     float32[6]          sum  test_explain.py:N"""
 
 
 def _plain(text: str) -> str:
@@ -321,6 +321,27 @@ def test_an_explanation_is_text_for_people() -> None:
     assert explained.why_apart(0, 2) == "matmul reads its operands from memory"
     assert explained.why_apart(2, 1) == ""
     assert explained.backward is None
+
+
+def _standard(t: Any) -> Any:
+    return (t - t.mean(1, keepdim=True)) / (t.square().mean(1, keepdim=True) + 1).sqrt()
+
+
+@pytest.mark.parametrize(
+    ("f", "name"),
+    [
+        (lambda t: (t * 2 + 1).sum(), "mul_add_sum"),
+        (lambda t: t.exp().exp().double(), "exp_exp"),
+        (lambda t: t.double(), "cast"),
+        (lambda t: t.half(), "cast"),
+        (lambda t: F.gelu(t @ t + 1), "matmul_1x4x4x4_add_gelu_erf"),
+        (_standard, "square_sum_div_add_sqrt_and_4_more"),
+    ],
+)
+def test_a_kernel_is_named_for_all_that_it_computes(f: Callable[..., Any], name: str) -> None:
+    compiled = webtorch.compile(f, device="meta")
+    compiled(webtorch.ones(4, 4, device="meta"))
+    assert [r.name for r in compiled.program().routines] == [name]
 
 
 def test_the_backward_pass_is_explained_too() -> None:

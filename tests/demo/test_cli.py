@@ -122,6 +122,7 @@ def test_demo_gpt_trains_samples_and_reports(
         (["demo", "--epochs", "0"], "not a whole number above 0"),
         (["demo", "--preset", "tiny"], "--preset is for `webtorch demo gpt`"),
         (["bench"], "invalid choice"),
+        (["doctor", "--all"], "webtorch doctor: error: it has no --all"),
     ],
 )
 def test_a_wrong_command_line_is_refused(
@@ -133,6 +134,18 @@ def test_a_wrong_command_line_is_refused(
         code = stop.code
     assert code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_file_that_is_missing_is_told_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing, target = str(tmp_path / "no.pt"), str(tmp_path / "out.safetensors")
+    for command in (["convert", missing, target], ["chat", missing], ["quantize", missing, target]):
+        assert cli.main(command) == 1
+        assert capsys.readouterr().err == f"webtorch: there is no file or folder {missing!r}\n"
+    (tmp_path / "no.pt").mkdir()
+    assert cli.main(["convert", missing, target]) == 1
+    assert "Errno" not in capsys.readouterr().err
 
 
 def test_no_adapter_is_an_error_with_advice_where_webgpu_was_asked_for(

@@ -19,7 +19,7 @@ import webtorch.distributed as dist
 from tests.distributed.features import FEATURES
 from tests.distributed.models import KINDS, MODELS
 from tests.distributed.ranks import NAMES, RANKS
-from webtorch.distributed import shared
+from webtorch.distributed import shared, words
 from webtorch.distributed.engine import engine
 from webtorch.distributed.group import ProcessGroup
 
@@ -94,29 +94,67 @@ def test_many_steps_are_those_of_one_process(device: str, ranks: int, steps: int
 def test_sums_of_three_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared, "LEAST", 4)
     monkeypatch.setattr(shared, "_IN_PARTS", 16)
+    added: list[int] = []
+    add = shared.Exchange.add
+
+    def counted(self: shared.Exchange, turn: shared.Turn) -> None:
+        """Count it, and add up."""
+        added.append(turn.elements)
+        add(self, turn)
+
+    monkeypatch.setattr(shared.Exchange, "add", counted)
     store, ranks = engine().c10d.HashStore(), range(3)
 
     def train(rank: int) -> list[Any]:
         """Be one of three: sums in parts, among others, are waited for when all have begun."""
         group = ProcessGroup(store, ranks, rank, "many", timedelta(seconds=20))
-        given = [torch.arange(float(n)) + rank for n in (2, 7, 3, 12)]
+        given = [torch.arange(float(n)) + rank for n in (2, 150, 3, 300)]
+        given.append(given[1].to(torch.bfloat16))
+        part = torch.empty(100)
         flags = torch.ones(2, dtype=torch.int32)
         works = [dist.all_reduce(x, group=group, async_op=True) for x in (*given, flags)]
+        works.append(dist.reduce_scatter_tensor(part, given[3] + 0, group=group, async_op=True))
         mean = given[3] / 3
         for work in works:
             assert work is not None
             work.wait()
         late = given[1] * 2
-        found = [x.tolist() for x in (*given, late, flags, mean)]
-        second = group.lane().second
+        found = [x.tolist() for x in (*given, late, flags, part, mean)]
         group.close()
-        assert second is not None
-        assert second._number == 2
         return found
 
     with ThreadPoolExecutor(3) as threads:
         for rank, found in enumerate(threads.map(train, ranks)):
-            sums = [[3.0 * i + 3 for i in range(n)] for n in (2, 7, 3, 12)]
-            mean = [(i + rank) / 3 for i in range(12)]
-            assert found[:-1] == [*sums, [2 * x for x in sums[1]], [3, 3]]
+            sums = [[3.0 * i + 3 for i in range(n)] for n in (2, 150, 3, 300)]
+            mean = [(i + rank) / 3 for i in range(300)]
+            assert found[:4] == sums
+            assert found[4] == torch.tensor(sums[1]).to(torch.bfloat16).tolist()
+            part = sums[3][100 * rank : 100 * rank + 100]
+            assert found[5:-1] == [[2 * x for x in sums[1]], [3, 3], part]
             assert found[-1] == pytest.approx(mean)
+    assert sorted(added) == [150] * 6 + [300] * 6
+
+
+def test_half_a_word_is_none_and_who_waits_is_woken() -> None:
+    memory = [words.Memory(words.UNIT) for _ in range(2)]
+    mine, other = (words.Words(rank, [m.view for m in memory]) for rank in range(2))
+    told = [5, *range(words.HEADER - 1)]
+    assert other.said(0, 5) is None and other.added(0, 5) is None
+    bell = other.bell(0)
+    assert not other.sleep(0, bell, 0.001)
+    with ThreadPoolExecutor(1) as thread:
+        woken = thread.submit(other.sleep, 0, bell, 20.0)
+        mine.say(told)
+        assert woken.result() and other.bell(0) == bell + 1
+    # It does not sleep on what is old.
+    assert other.sleep(0, bell, 20.0)
+    assert other.said(0, 5) == told and other.said(0, 5 + 64) is None
+    mine.say_added(5)
+    assert other.added(0, 5) and other.added(1, 5) is None
+    # As on its way: the number is there, and what follows it is not.
+    at = memory[0].view.cast("q").tolist().index(5)
+    for hidden in range(1, words.HEADER + 1):
+        torn = memory[0].view.cast("q")
+        torn[at + hidden] += 1
+        assert other.said(0, 5) is None
+        torn[at + hidden] -= 1

@@ -179,14 +179,14 @@ def _scatter_of_taken(b: Builder) -> Graph:
 
 
 PLANS: dict[str, tuple[Make, str]] = {
-    "in place": (_in_place, ("  #0: input float32[8]\n  map_exp(#0)")),
+    "in place": (_in_place, ("  #0: input float32[8]\n  exp(#0)")),
     "not donated": (
         _not_donated,
-        ("  #0: input float32[8]\n  #1: output float32[8]\n  map_exp(#0, #1)"),
+        ("  #0: input float32[8]\n  #1: output float32[8]\n  exp(#0, #1)"),
     ),
     "donor read elsewhere": (
         _donor_read_elsewhere,
-        ("  #0: input float32[16]\n  #1: output float32[16]\n  map_exp(#0, #1)"),
+        ("  #0: input float32[16]\n  #1: output float32[16]\n  exp(#0, #1)"),
     ),
     "donor read later": (
         _donor_read_later,
@@ -195,7 +195,7 @@ PLANS: dict[str, tuple[Make, str]] = {
             "  #1: input float32[16]\n"
             "  #2: output float32[16]\n"
             "  matmul_1x4x4x4(#0, #1, #2)\n"
-            "  map_exp(#0)"
+            "  exp(#0)"
         ),
     ),
     "donor needed after": (
@@ -204,17 +204,17 @@ PLANS: dict[str, tuple[Make, str]] = {
             "  #0: input float32[16]\n"
             "  #1: output float32[16]\n"
             "  #2: output float32[16]\n"
-            "  map_exp(#0, #1)\n"
+            "  exp(#0, #1)\n"
             "  matmul_1x4x4x4(#1, #0, #2)"
         ),
     ),
     "donor of other size": (
         _donor_of_other_size,
-        ("  #0: input float32[8]\n  #1: output float32[1]\n  reduce_sum(#0, #1)"),
+        ("  #0: input float32[8]\n  #1: output float32[1]\n  sum(#0, #1)"),
     ),
     "window": (
         _window,
-        ("  #0: input float32[8]\n  #1: input float32[4]\n  update_update(#1, #0)"),
+        ("  #0: input float32[8]\n  #1: input float32[4]\n  update(#1, #0)"),
     ),
     "window copied": (
         _window_copied,
@@ -223,7 +223,7 @@ PLANS: dict[str, tuple[Make, str]] = {
             "  #1: input float32[4]\n"
             "  #2: output float32[8]\n"
             "  copy #0 -> #2\n"
-            "  update_update(#1, #2)"
+            "  update(#1, #2)"
         ),
     ),
     "window shifted": (
@@ -231,19 +231,19 @@ PLANS: dict[str, tuple[Make, str]] = {
         (
             "  #0: input float32[8]\n"
             "  #1: temporary float32[4] slot 0\n"
-            "  map_exp(#0, #1)\n"
-            "  update_update(#1, #0)"
+            "  exp(#0, #1)\n"
+            "  update(#1, #0)"
         ),
     ),
-    "window same": (_window_same, ("  #0: input float32[8]\n  update_update(#0)")),
+    "window same": (_window_same, ("  #0: input float32[8]\n  exp_update(#0)")),
     "window of temp": (
         _window_of_temp,
         (
             "  #0: input float32[8]\n"
             "  #1: input float32[4]\n"
             "  #2: output float32[8]\n"
-            "  map_exp(#0, #2)\n"
-            "  update_update(#1, #2)"
+            "  exp(#0, #2)\n"
+            "  update(#1, #2)"
         ),
     ),
     "window temp read": (
@@ -253,8 +253,8 @@ PLANS: dict[str, tuple[Make, str]] = {
             "  #1: input float32[4]\n"
             "  #2: output float32[8]\n"
             "  #3: output float32[1]\n"
-            "  reduce_exp_sum(#0, #2, #3)\n"
-            "  update_update(#1, #2)"
+            "  exp_sum(#0, #2, #3)\n"
+            "  update(#1, #2)"
         ),
     ),
     "both returned": (
@@ -264,9 +264,9 @@ PLANS: dict[str, tuple[Make, str]] = {
             "  #1: input float32[4]\n"
             "  #2: output float32[8]\n"
             "  #3: output float32[8]\n"
-            "  map_exp(#0, #2)\n"
+            "  exp(#0, #2)\n"
             "  copy #2 -> #3\n"
-            "  update_update(#1, #3)"
+            "  update(#1, #3)"
         ),
     ),
     "diamond": (
@@ -308,29 +308,29 @@ PLANS: dict[str, tuple[Make, str]] = {
             "  #0: input float32[8]\n"
             "  #1: input int32[4]\n"
             "  #2: temporary float32[4] slot 0\n"
-            "  map_exp(#1, #0, #2)\n"
-            "  scatter_scatter(#1, #2, #0)"
+            "  take_exp(#1, #0, #2)\n"
+            "  scatter(#1, #2, #0)"
         ),
     ),
     "empty out": (_empty_out, ("  #0: output float32[4]")),
     "empty base": (
         _empty_base,
-        ("  #0: input float32[4]\n  #1: output float32[8]\n  update_update(#0, #1)"),
+        ("  #0: input float32[4]\n  #1: output float32[8]\n  update(#0, #1)"),
     ),
-    "twice": (_twice, ("  #0: input float32[8]\n  #1: output float32[8]\n  map_exp(#0, #1)")),
+    "twice": (_twice, ("  #0: input float32[8]\n  #1: output float32[8]\n  exp(#0, #1)")),
     "two updates": (
         _two_updates,
         (
             "  #0: input float32[8]\n"
             "  #1: input float32[4]\n"
             "  #2: input float32[4]\n"
-            "  update_update(#1, #0)\n"
-            "  update_update(#2, #0)"
+            "  update(#1, #0)\n"
+            "  update(#2, #0)"
         ),
     ),
     "one donor two": (
         _one_donor_two,
-        ("  #0: input float32[8]\n  #1: output float32[8]\n  map_exp_sin(#0, #1)"),
+        ("  #0: input float32[8]\n  #1: output float32[8]\n  exp_sin(#0, #1)"),
     ),
     "scatter own": (
         _scatter_own,
@@ -338,7 +338,7 @@ PLANS: dict[str, tuple[Make, str]] = {
             "  #0: input float32[8]\n"
             "  #1: input int32[4]\n"
             "  #2: input float32[4]\n"
-            "  scatter_scatter(#1, #2, #0)"
+            "  scatter(#1, #2, #0)"
         ),
     ),
     "scatter reads": (
@@ -347,8 +347,8 @@ PLANS: dict[str, tuple[Make, str]] = {
             "  #0: input float32[8]\n"
             "  #1: input int32[8]\n"
             "  #2: temporary float32[8] slot 0\n"
-            "  map_exp(#0, #2)\n"
-            "  scatter_scatter(#1, #2, #0)"
+            "  exp(#0, #2)\n"
+            "  scatter(#1, #2, #0)"
         ),
     ),
 }
@@ -394,7 +394,7 @@ def test_a_large_temporary_is_written_over_by_its_last_reader() -> None:
         "  #2: temporary float32[16384] slot 0\n"
         "  #3: output float32[16384]\n"
         "  matmul_1x4096x4x4(#0, #1, #2)\n"
-        "  map_exp(#2)\n"
+        "  exp(#2)\n"
         "  matmul_1x4096x4x4(#2, #1, #3)"
     )
 
@@ -407,7 +407,7 @@ def test_a_small_one_is_not() -> None:
         "  #3: temporary float32[16380] slot 1\n"
         "  #4: output float32[16380]\n"
         "  matmul_1x4095x4x4(#0, #1, #2)\n"
-        "  map_exp(#2, #3)\n"
+        "  exp(#2, #3)\n"
         "  matmul_1x4095x4x4(#3, #1, #4)"
     )
 

@@ -282,3 +282,24 @@ def test_overflow_has_pytorch_text() -> None:
         webtorch.tensor([2**63])
     with pytest.raises(ValueError, match=r"expected sequence of length 2 at dim 1 \(got 1\)"):
         webtorch.tensor([[1, 2], [1]])
+    with pytest.raises(
+        ValueError, match=r"Overflow when unpacking long long: .*got -9223372036854775809"
+    ):
+        webtorch.manual_seed(-(2**63) - 1)
+
+
+def test_lists_in_themselves_are_refused_as_by_pytorch() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    second: list[Any] = [1]
+    second.append(second)
+    for lib in (torch, webtorch):
+        with pytest.raises(ValueError, match="too many dimensions 'list'"):
+            lib.tensor(endless)
+        for data in (second, [[1, 2], second]):
+            with pytest.raises(TypeError, match="self-referential lists are incompatible"):
+                lib.as_tensor(data)
+        with pytest.raises(TypeError):
+            lib.zeros(endless)
+        with pytest.raises(TypeError):
+            lib.cat(endless)

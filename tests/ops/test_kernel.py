@@ -107,7 +107,7 @@ def test_it_fuses_with_its_neighbours(device: str) -> None:
     assert len(step.program().steps) == 1
     alone = webtorch.compile(lambda x: gated(x, gate))
     alone(x)
-    assert [r.name for r in alone.program().routines] == ["map_gated"]
+    assert [r.name for r in alone.program().routines] == ["gated"]
 
 
 def test_other_numbers_compile_nothing(device: str) -> None:

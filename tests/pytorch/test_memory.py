@@ -227,7 +227,7 @@ def test_new_tensors_of_a_pytorch_that_cannot_exchange_what_storages_hold(
 ) -> None:
     """Before 2.13 the address and the length are written to PyTorch's storage itself."""
     monkeypatch.setattr(device_parts, "swap", None)
-    assert device_parts._words_of_storages() is not None
+    assert device_parts.words_of_storages() is not None
     x = torch.arange(12.0, device=webgpu).reshape(3, 4)
     y = (x * 2 + 1).requires_grad_()
     (y @ y.T).sum().backward()

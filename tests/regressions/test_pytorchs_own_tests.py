@@ -629,7 +629,8 @@ def test_attention_that_pytorch_has_for_its_layers() -> None:
         weights = n[:192].reshape(24, 8), n[192:216], n[216:280].reshape(8, 8), n[280:288]
         padding = lib.tensor([[False, False, True], [True, True, True]])
         hidden = lib.ones(3, 3).triu(1).bool()
-        for mask, average, kind in ((None, True, None), (padding, False, 1), (hidden, True, 0)):
+        kinds = (None, None), (padding, 1), (hidden, 0), (hidden.expand(2, 2, 3, 3), 2)
+        for average, (mask, kind) in zip((True, False, True, False), kinds, strict=True):
             given = q, k, v, 8, 2, *weights, mask, True, average, kind
             found += [t.tolist() for t in names._native_multi_head_attention(*given)]
         assert (
@@ -639,7 +640,7 @@ def test_attention_that_pytorch_has_for_its_layers() -> None:
         with lib.inference_mode():
             parts = names._transform_bias_rescale_qkv(n[:144].reshape(2, 3, 24), weights[1], 2)
         found += [t.tolist() for t in parts]
-    for expected, actual in zip(found[:9], found[9:], strict=True):
+    for expected, actual in zip(found[:11], found[11:], strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -88,6 +88,10 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.autograd._functions": ("webtorch.as_torch.names.autograd_parts",),
     "torch.autograd.variable": ("webtorch.autograd",),
     "torch.autograd.grad_mode": ("webtorch", "webtorch.autograd.grad_mode"),
+    "torch.utils.checkpoint": (
+        "webtorch.utils.checkpoint",
+        "webtorch.as_torch.names.checkpoint_parts",
+    ),
     "torch.autograd.profiler": ("webtorch.as_torch.names.profiler_parts", "webtorch.profiler"),
     "torch.autograd.profiler_util": ("webtorch.as_torch.names.profiler_parts",),
     "torch.cuda.amp.grad_scaler": ("webtorch.cuda.amp",),

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from webtorch.aten.gradients import pullback, table_gradient, to_maxima
 from webtorch.aten.table import FUNCTIONS, REDUCTIONS, Function, Sizes, aten, op, ruled_as
 from webtorch.functions import segment  # noqa: F401  (declares segment_reduce)
-from webtorch.ir.dtype import Number, float32, int64
+from webtorch.functions.quantize import rounded_to_levels
+from webtorch.ir.dtype import Number, int64
 from webtorch.nn import functional as F
 from webtorch.nn import recurrence
 from webtorch.ops.primitive import cast_to, copy, fill, iota, scatter
@@ -426,30 +427,18 @@ def _masked_softmax_backward(
     return op.where(mask, 0.0, weighted - out * op.sum(weighted, dim, True))
 
 
-def _quantized(
-    x: Tensor, scale: Tensor | float, zero_point: Tensor | int, low: int, high: int
-) -> tuple[Tensor, Tensor]:
-    """Return x rounded to the levels, and where it was within them."""
-    level = op.round(x * (1.0 / scale)) + zero_point
-    return (op.clamp(level, low, high) - zero_point) * scale, op.logical_and(
-        op.ge(level, low), op.le(level, high)
-    )
-
-
 @aten("fake_quantize_per_tensor_affine_cachemask")
 def _fake_quantize(
     x: Tensor, scale: float, zero_point: int, low: int, high: int
 ) -> tuple[Tensor, Tensor]:
-    return _quantized(x, scale, zero_point, low, high)
+    return rounded_to_levels(x, scale, zero_point, low, high)
 
 
 @aten("_fake_quantize_per_tensor_affine_cachemask_tensor_qparams")
 def _fake_quantize_tensors(
     x: Tensor, scale: Tensor, zero_point: Tensor, enabled: Tensor, low: int, high: int
 ) -> tuple[Tensor, Tensor]:
-    out, mask = _quantized(
-        x, scale.reshape(()), cast_to(zero_point.reshape(()), float32), low, high
-    )
+    out, mask = rounded_to_levels(x, scale.reshape(()), zero_point.reshape(()), low, high)
     on = op.ne(enabled.reshape(()), 0)
     return op.where(on, out, x), op.logical_or(mask, op.logical_not(on))
 
@@ -460,9 +449,7 @@ def _fake_quantize_channels(
 ) -> tuple[Tensor, Tensor]:
     shape = [1] * x.ndim
     shape[axis] = -1
-    return _quantized(
-        x, scale.reshape(shape), cast_to(zero_point, float32).reshape(shape), low, high
-    )
+    return rounded_to_levels(x, scale.reshape(shape), zero_point.reshape(shape), low, high)
 
 
 @aten("_weight_norm_interface")

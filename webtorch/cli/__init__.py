@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from webtorch.cli.messages import complain, package_version
+from webtorch.cli.messages import complain, in_a_sentence, package_version
 from webtorch.errors import WebtorchError
 
 
@@ -25,7 +25,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     parser = _parser()
-    options = parser.parse_args(argv)
+    options, unknown = parser.parse_known_args(argv)
+    if unknown:
+        options.parser.error(f"it has no {' '.join(unknown)}; --help lists what it has")
     if options.command is None:
         parser.print_help()
         return 2
@@ -37,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         complain("interrupted")
         return 130
     except (WebtorchError, OSError) as error:
-        complain(str(error))
+        complain(in_a_sentence(error))
         return 1
 
 
@@ -58,7 +60,7 @@ class _Commands:
         """Add a command, which the module of its name runs; with `on_device`, where it is told to."""
         parents = [self.on_device] if on_device else []
         command = self.parsers.add_parser(name, allow_abbrev=False, parents=parents, **told)
-        command.set_defaults(command=module or name)
+        command.set_defaults(command=module or name, parser=command)
         return command
 
 
@@ -69,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"webtorch {package_version('webtorch') or 'source'}"
     )
-    parser.set_defaults(command=None)
+    parser.set_defaults(command=None, parser=parser)
     commands = _Commands(parser)
     for add in (
         _demo, _serve, _playground, _lite, _check, _testpage, _doctor, _run, _convert, _tune, _cache,
@@ -205,8 +207,9 @@ def _doctor(commands: _Commands) -> None:
         "the device in use. Exit code 0 only when it passes.",
     )
     command.add_argument(
-        "--report", type=Path, metavar="FILE", help="write all of it there, to attach to an issue"
-    )
+        "--report", type=Path, metavar="FILE", nargs="?", const=Path("webtorch-report.json"),
+        help="write all of it there, to attach to an issue (default: webtorch-report.json)",
+    )  # fmt: skip
 
 
 def _run(commands: _Commands) -> None:

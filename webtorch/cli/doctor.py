@@ -106,7 +106,7 @@ def choose_device(requested: str | None = None) -> Choice:
     cpu = get_backend("cpu").description()
     if found:
         reason = (
-            f"the only WebGPU adapter is software ({found[0]}), which the CPU backend outruns; "
+            f"the only WebGPU adapter is software ({found[0]}), which is slower; "
             "--device webgpu uses it all the same"
         )
     else:
@@ -171,8 +171,8 @@ def _examine(
         return 1
     told["device"] = {"name": choice.device, "is": choice.name, "because": choice.reason}
     console.print(
-        f"[bold]Device in use:[/] {escape(choice.device)}, {escape(choice.name)}: "
-        f"{escape(choice.reason)}.",
+        f"[bold]Device in use:[/] {escape(choice.device)}, {escape(choice.name)}.\n"
+        f"Why: {escape(choice.reason)}.",
         highlight=False,
     )
     told["tuning"] = list(_tuning(choice.device))

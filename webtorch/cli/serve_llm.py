@@ -19,7 +19,9 @@ def main(options: argparse.Namespace, console: Console) -> int:
 
         from webtorch.llm.server import Served, application
     except ImportError as error:
-        raise WebtorchError(f"serve-llm needs {error.name}: pip install {error.name}") from None
+        raise WebtorchError(
+            f"serve-llm needs {error.name}: pip install starlette uvicorn"
+        ) from None
     with in_words():
         model = load_told(options, console, texts=options.texts)
     key = options.api_key or os.environ.get("WEBTORCH_API_KEY") or None

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from webtorch.distributed.engine import Foreign, engine
-from webtorch.distributed.shared import Exchange, MissingError, Put, Recipe, Turn, halves, part_size
+from webtorch.distributed.shared import Exchange, MissingError, Put, Recipe, Turn
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.view import Shape, numel
@@ -82,18 +82,16 @@ class Lane:
         self.name, self.ranks, self.rank, self.size = name, ranks, rank, len(ranks)
         self._store, self._timeout, self._backend = store, timeout, backend
         self.memory = HostMemory(_host_memory)
-        self.collectives, self.results, self.ends = (
+        self.collectives, self.sums, self.results = (
             ThreadPoolExecutor(1, thread_name_prefix=f"webtorch-{kind}-{name}")
-            for kind in ("collectives", "results", "ends")
+            for kind in ("collectives", "sums", "results")
         )
         self.messages = ThreadPoolExecutor(
             _MOST_MESSAGES, thread_name_prefix=f"webtorch-messages-{name}"
         )
         self._connection: Foreign = None
-        # Memory that the processes share, where they can; None before that is known. Sums of more than two are computed
-        # in two halves, each of which keeps the order of the calls.
+        # Memory that the processes share, where they can; None before that is known.
         self.shared: Exchange | None = None
-        self.second: Exchange | None = None
         self.may_share = self.size > 1
         self._failed = False
 
@@ -110,11 +108,8 @@ class Lane:
         """Return the memory that all ranks share, if they can; at the first call all take part."""
         if self.may_share and self.shared is None:
             seconds = [] if self._timeout is None else [self._timeout.total_seconds()]
-            given = connection, self.rank, self.size, self._backend(), *seconds
-            self.shared = Exchange.open(*given)
+            self.shared = Exchange.open(connection, self.rank, self.size, self._backend(), *seconds)
             self.may_share = self.shared is not None
-            if self.shared is not None and self.size > 2 and self._store is not None:
-                self.second = Exchange.open(*given)
         return self.shared
 
     def silent(self) -> str:
@@ -150,7 +145,7 @@ class Lane:
 
     def close(self, wait: bool = True) -> None:
         """Let the threads end."""
-        for thread in (self.collectives, self.results, self.ends, self.messages):
+        for thread in (self.collectives, self.sums, self.results, self.messages):
             thread.shutdown(wait=wait)
 
     def __del__(self) -> None:
@@ -196,7 +191,8 @@ class Call:
         self._given: Buffer | None = None
         self._put: Put | None = None
         self._turn: Turn | None = None
-        self._second: Recipe | None = None
+        # Where the hosts add up: done when this process has added up its part.
+        self._added: Pending[None] | None = None
 
     def title(self) -> str:
         """Return what the call is, for errors."""
@@ -311,13 +307,10 @@ class Call:
         except Exception as error:
             self._fail(error)
             return
-        if self._second is None:
-            half = None
-        else:
-            half = lane.results.submit(self._turn_over, works)
-        # What comes after a sum of many waits for both its halves.
-        thread = lane.results if lane.second is None else lane.ends
-        thread.submit(self._settle, works, half)
+        turn, shared = self._turn, lane.shared
+        if turn is not None and turn.adding is not None and shared is not None:
+            self._added = lane.sums.submit(shared.add, turn)
+        lane.results.submit(self._settle, works)
 
     def connection(self) -> Foreign:
         """Return the group that it is given to."""
@@ -333,46 +326,35 @@ class Call:
         if given is not None and home is not shared.backend:
             given = _moved(given, home, shared.backend, like.dtype, elements)
         recipe = self._recipe if self.written else None
-        if recipe is not None and self.lane.second is not None:
-            recipe, self._second = halves(recipe, like.dtype, elements)
-        self._turn, work = shared.begin(given, recipe, like.dtype, elements, self._put)
-        return [work]
+        self._turn = shared.begin(given, recipe, like.dtype, elements, self._put)
+        return []
 
-    def _turn_over(self, works: Sequence[Foreign]) -> list[Foreign]:
-        """Wait for the first half of a sum of many, and begin the second."""
-        shared, second, like = self.lane.shared, self.lane.second, self._like
-        assert shared is not None and second is not None and like is not None
-        part = self._take(works, shared)
-        elements = part_size(numel(like.shape), self.lane.size)
-        self._turn, work = second.begin(part, self._second, like.dtype, elements)
-        return [work]
-
-    def _take(self, works: Sequence[Foreign], shared: Exchange | None) -> Buffer | None:
+    def _take(self, works: Sequence[Foreign]) -> Buffer | None:
         """Wait for what Gloo does; return the result, where it is computed from shared memory."""
-        turn = self._turn
+        turn, shared = self._turn, self.lane.shared
         try:
             for work in works:
                 work.wait()
+            if self._added is not None:
+                self._added.result()
             return None if turn is None or shared is None else shared.take(turn)
         finally:
             if turn is not None:
                 turn.is_over.set()
 
-    def _settle(self, works: Sequence[Foreign], half: Pending[list[Foreign]] | None = None) -> None:
+    def _settle(self, works: Sequence[Foreign]) -> None:
         try:
-            works = works if half is None else half.result()
-            # Only Gloo tells whose a message was.
-            by_gloo = works if self._turn is None else ()
             self.settle(works)
         except Exception as error:
             self._fail(error)
         else:
-            self.ended(by_gloo, None)
+            # Only Gloo tells whose a message was.
+            self.ended(works, None)
 
     def settle(self, works: Sequence[Foreign]) -> None:
         """Wait for what Gloo does, and let what came be where it belongs."""
         lane = self.lane
-        result = self._take(works, lane.shared if self._second is None else lane.second)
+        result = self._take(works)
         with self.lock:
             for key, like in self.written.items():
                 if not numel(like.shape):
@@ -419,7 +401,7 @@ class Call:
 
     def _let_go(self) -> None:
         """Let what was read go at once, not when its cycle is found: a loop then meets the same memory again."""
-        self._given = self._put = self._turn = None
+        self._given = self._put = self._turn = self._added = None
         self.reading.clear()
         self._host.clear()
 

@@ -2,8 +2,9 @@
 what the others have put. Floor 5.
 
 A device that reads and writes the host's memory (a card under Dawn, the CPU engine) needs no thread of the host for
-that: a card copies 100 MB in 2.5 ms each way, where Gloo and copies by the processor take 45. What each says of a call
-lies in memory that all read, too; who waits for it looks whether the others still run.
+that: a card copies 100 MB in 2.1 ms each way, where Gloo and copies by the processor take 45. Large sums of more than
+two are added up by the hosts, a part each, where they lie: a card then copies all of it down and up once, and what it
+has to compute meanwhile delays nobody. What each says of a call lies in memory that all read, too.
 """
 
 from __future__ import annotations
@@ -11,24 +12,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import mmap
 import os
 import secrets
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from webtorch.distributed.engine import Foreign, engine
+from webtorch.distributed.words import UNIT, Memory, Words, can_share
 from webtorch.errors import OutOfMemoryError
 from webtorch.functions.joining import cat
 from webtorch.ir.dtype import DType, Scalar, bfloat16, float16, float32
 from webtorch.ir.graph import Node
 from webtorch.lower.compiler import compile_graph
-from webtorch.ops.primitive import IDENTITY, cast_to, copy, pad_with
+from webtorch.ops.primitive import IDENTITY, cast_to, copy
 from webtorch.runtime.backend import Backend, Buffer, Executable, Shared
+from webtorch.runtime.backends import get_backend
 from webtorch.runtime.frozen import freeze, to_graph
 from webtorch.runtime.meta import formulas, meta_runtime
 from webtorch.runtime.parts import Held
@@ -43,15 +44,12 @@ LEAST, MOST = 1 << 14, 256 << 20
 _MOST_UNREAD, _UNREAD_BYTES = 8, 128 << 20
 # Memory that calls take before their turn has come: in the order in which the caller computes.
 _MOST_AHEAD = 1 << 30
-# From this size on each of many processes adds up a part, and reads the others' sums: with N of them it reads two times
-# all, not N times.
+# From this size on each of more than two processes adds up a part, where it lies in the host's memory.
 _IN_PARTS = 1 << 20
-_UNIT = 1 << 16
-# Where what is said of calls lies, in words of eight bytes: behind the token, one place a call. Who begins a call has
-# read what all said of those `_MOST_UNREAD` before it, so that none is two times that behind.
-_FIRST_WORD, _WORDS, _SAID, _HEADER = 64, 16, 64, 7
-# Seconds between looks at whether the others run, at most between looks at their memory, and without a group's timeout.
-_LOOK, _PAUSE, _TIMEOUT = 0.05, 0.001, 1800.0
+# Parts begin at whole vectors.
+_WHOLE = 64
+# Seconds between looks at whether the others run, and without a group's timeout.
+_LOOK, _TIMEOUT = 0.05, 1800.0
 # Programs that are kept: sizes may change with each call.
 _MOST_PROGRAMS = 256
 
@@ -59,6 +57,7 @@ _MOST_PROGRAMS = 256
 Group: TypeAlias = Foreign
 # From what all have put, by rank, and the rank: a result.
 Recipe = Callable[[Sequence[Tensor], int], Tensor]
+_Said = TypeVar("_Said")
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -79,31 +78,48 @@ def _mean(values: Sequence[Tensor], rank: int) -> Tensor:
 def _own_part(reduce: Recipe) -> Recipe:
     def part(values: Sequence[Tensor], rank: int) -> Tensor:
         """Return the rank's part of the reduced tensors."""
-        size = part_size(values[0].numel(), len(values))
-        missing = size * len(values) - values[0].numel()
-        whole = [pad_with(x, (0,), (missing,), 0) if missing else x for x in values]
-        return reduce([x[rank * size : (rank + 1) * size] for x in whole], rank)
+        size = values[0].numel() // len(values)
+        return reduce([x[rank * size : (rank + 1) * size] for x in values], rank)
 
     return part
-
-
-def part_size(elements: int, ranks: int) -> int:
-    """Return how many elements of a sum each process computes, the last ones of which may be none."""
-    return -(-elements // ranks)
-
-
-@functools.lru_cache(_MOST_PROGRAMS)
-def _joined(elements: int) -> Recipe:
-    return lambda values, rank: cat(values)[:elements]
 
 
 def _all(values: Sequence[Tensor], rank: int) -> Tensor:
     return cat(values)
 
 
-# Sums that are not those of parts, by those of a part.
+def _joined(values: Sequence[Tensor], rank: int) -> Tensor:
+    """Return a sum of which each has added up its part."""
+    bounds = _bounds(values[0].numel(), len(values))
+    return cat([x[a:b] for x, (a, b) in zip(values, bounds, strict=True) if b > a])
+
+
+def _own(values: Sequence[Tensor], rank: int) -> Tensor:
+    a, b = _bounds(values[0].numel(), len(values), 1)[rank]
+    return values[rank][a:b]
+
+
+def _bounds(elements: int, ranks: int, whole: int = _WHOLE) -> list[tuple[int, int]]:
+    """Return where the part that each process adds up begins and ends; the last ones may be empty."""
+    size = -(-elements // (ranks * whole)) * whole
+    return [(min(r * size, elements), min(r * size + size, elements)) for r in range(ranks)]
+
+
+class _Adding(NamedTuple):
+    """How the hosts add up: a part by a recipe, where parts begin, and the result from what all have added up."""
+
+    add: Recipe
+    whole: int
+    result: Recipe
+
+
 _SUM_OF_PART, _MEAN_OF_PART = _own_part(_sum), _own_part(_mean)
-_OF_PART: dict[Recipe, Recipe] = {_sum: _SUM_OF_PART, _mean: _MEAN_OF_PART}
+_ADDED: dict[Recipe, _Adding] = {
+    _sum: _Adding(_sum, _WHOLE, _joined),
+    _mean: _Adding(_mean, _WHOLE, _joined),
+    _SUM_OF_PART: _Adding(_sum, 1, _own),
+    _MEAN_OF_PART: _Adding(_mean, 1, _own),
+}
 
 
 @functools.cache
@@ -131,69 +147,8 @@ _RECIPES: dict[tuple[str, str | None], Recipe] = {
 }
 
 
-def halves(recipe: Recipe, dtype: DType, elements: int) -> tuple[Recipe, Recipe | None]:
-    """Return how each of more than two processes computes its part of a large sum, and how all that from the parts;
-    the recipe itself and None for what is no such sum.
-    """
-    of_part = _OF_PART.get(recipe) if elements * dtype.itemsize >= _IN_PARTS else None
-    return (recipe, None) if of_part is None else (of_part, _joined(elements))
-
-
-class _Memory:
-    """Memory that a process makes for others to read: a file without a name, found by the number that it has here."""
-
-    def __init__(self, size: int) -> None:
-        self.file = os.memfd_create("webtorch")
-        try:
-            os.ftruncate(self.file, size)
-            self.view = memoryview(mmap.mmap(self.file, size))
-        except OSError:
-            os.close(self.file)
-            raise
-
-    @staticmethod
-    def of(process: int, file: int, size: int) -> memoryview:
-        """Return the memory of another process."""
-        with open(f"/proc/{process}/fd/{file}", "r+b") as found:
-            return memoryview(mmap.mmap(found.fileno(), size))
-
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError, OSError):
-            os.close(self.file)
-
-
 class MissingError(RuntimeError):
     """A rank has not said what it gives to a call."""
-
-
-class _Told:
-    """What all say of a call, once `wait` has returned."""
-
-    def __init__(self, exchange: Exchange, number: int, timeout: float) -> None:
-        self._exchange, self._number, self._timeout = exchange, number, timeout
-        self.headers: list[list[int]] = []
-
-    def wait(self) -> None:
-        """Wait for all ranks. Raises MissingError where one has ended, or says nothing for the group's timeout."""
-        exchange, number = self._exchange, self._number
-        began = looked = time.monotonic()
-        found = [exchange.said(rank, number) for rank in range(exchange.size)]
-        while None in found:
-            now = time.monotonic()
-            missing = [rank for rank, header in enumerate(found) if header is None]
-            # What an ended process has said before is asked for after it was seen to have ended.
-            ended = now - looked > _LOOK and [r for r in missing if not exchange.is_running(r)]
-            time.sleep(min((now - began) / 8, _PAUSE))
-            for rank in missing:
-                found[rank] = exchange.said(rank, number)
-            if ended and any(found[rank] is None for rank in ended):
-                exchange.lost = f"the process of rank {ended[0]} of the group has ended"
-            elif None in found and now - began > self._timeout:
-                exchange.lost = f"timed out after {self._timeout:g} s"
-            if exchange.lost:
-                raise MissingError(exchange.lost)
-            looked = now if now - looked > _LOOK else looked
-        self.headers = [header for header in found if header is not None]
 
 
 class _Place:
@@ -207,7 +162,7 @@ class _Place:
 
     def take(self, size: int, backend: Backend) -> None:
         """Take memory of a size. Raises OutOfMemoryError."""
-        self.memory, self.size = _Memory(size), size
+        self.memory, self.size = Memory(size), size
         found = backend.on_host(self.memory.view)
         if found is None:
             raise OutOfMemoryError(f"{size} bytes of memory cannot be shared by processes")
@@ -224,6 +179,14 @@ class Put(NamedTuple):
     wait: Callable[[], None]
 
 
+class _Found(NamedTuple):
+    """Memory of a rank in which something lies: as the host's, and as some of this device's."""
+
+    file: int
+    view: memoryview
+    shared: Shared | None
+
+
 class Turn:
     """One collective that is under way here."""
 
@@ -233,7 +196,10 @@ class Turn:
         self.number, self.given = number, given
         # What the result is made by of what all have put, so many elements each; None: there is none here.
         self.recipe, self.dtype, self.elements = recipe, dtype, elements
-        self.told: _Told | None = None
+        # Whether the hosts add up; where this process has put what it gives, and all, once that is known.
+        self.adding: _Adding | None = None
+        self.place: _Place | None = None
+        self.found: list[_Found | None] | None = None
         # Set when the result has been enqueued, or will not be; then what waits until it is there.
         self.is_over = threading.Event()
         self.fence: Callable[[], None] | None = None
@@ -246,19 +212,19 @@ class Turn:
 
 
 class Exchange:
-    """Memory that the processes of a group share. One thread calls `begin`, one `take`, each for call after call, and
-    who computes may `put` what a call gives before that: then it is copied before what is computed next.
+    """Memory that the processes of a group share. One thread calls `begin`, one `add`, one `take`, each for call after
+    call, and who computes may `put` what a call gives before that: then it is copied before what is computed next.
     """
 
     def __init__(self, rank: int, size: int, backend: Backend, timeout: float) -> None:
         self._rank, self.size, self.backend, self._timeout = rank, size, backend, timeout
         self._processes = [os.getpid()] * size
-        # Where each says what it gives to a call; why nobody waits for that any more.
-        self._words: list[memoryview] = []
-        self.lost = ""
+        # What each says of calls; why nobody waits for that any more.
+        self._words: Words | None = None
+        self._lost = ""
         self._places: list[_Place] = []
-        # By rank and the number of a place: its file and size, and the memory as this device's.
-        self._theirs: list[dict[int, tuple[int, int, Shared | None]]] = [{} for _ in range(size)]
+        # By rank and the number of a place.
+        self._theirs: list[dict[int, _Found]] = [{} for _ in range(size)]
         self._last: deque[Turn] = deque()
         # How many calls there were, how many of them this process has read to the end, and all processes, as they say.
         self._number = self._read = self._read_by_all = 0
@@ -290,42 +256,56 @@ class Exchange:
             group.allgather([theirs], [mine]).wait()
             return [x.tolist() for x in theirs]
 
-        if hasattr(os, "memfd_create") and os.environ.get("WEBTORCH_SHARED_MEMORY") != "0":
+        if can_share() and os.environ.get("WEBTORCH_SHARED_MEMORY") != "0":
             with contextlib.suppress(OSError):
-                memory = _Memory(_UNIT)
+                memory = Memory(UNIT)
                 memory.view[:8] = token.to_bytes(8, "little")
-                if self.backend.on_host(memory.view) is None:
+                if any(found.on_host(memory.view) is None for found in (self.backend, _adder())):
                     memory = None
         file = -1 if memory is None else memory.file
         told = all_of(_host(), os.getpid(), file, token)
         self._processes = [process for _, process, _, _ in told]
         able = all(file >= 0 and host == told[0][0] for host, _, file, _ in told)
+        words = []
         for _, process, file, token in told if able else ():
             try:
-                found = _Memory.of(process, file, _UNIT)
-                able = able and found[:8] == token.to_bytes(8, "little")
-                self._words.append(found.cast("q"))
+                words.append(Memory.of(process, file, UNIT))
+                able = able and words[-1][:8] == token.to_bytes(8, "little")
             except OSError:
                 able = False
+        if able:
+            self._words = Words(self._rank, words)
         return all(x == [1] for x in all_of(int(able)))
 
-    def _say(self, numbers: Sequence[int]) -> None:
-        """Say what this process gives to a call, whose number comes first."""
-        at = _FIRST_WORD + numbers[0] % _SAID * _WORDS
-        # Who reads meanwhile sees that it is not all there.
-        words = array("q", [*numbers, hash(tuple(numbers))])
-        self._words[self._rank][at : at + len(words)] = memoryview(words)
+    def _wait(self, look: Callable[[int], _Said | None]) -> list[_Said]:
+        """Return what a look at each rank gives, once it gives something. Raises MissingError where one has ended, or
+        says nothing for the group's timeout.
+        """
+        words, began, found = self._words, time.monotonic(), []
+        assert words is not None
+        for rank in range(self.size):
+            ended: list[int] = []
+            while True:
+                # What is said after this wakes the one that sleeps on it.
+                bell = words.bell(rank)
+                said = look(rank)
+                if said is not None:
+                    break
+                # What an ended process has said before is asked for after it was seen to have ended.
+                lost = [r for r in ended if look(r) is None]
+                if lost:
+                    self._lost = f"the process of rank {lost[0]} of the group has ended"
+                elif time.monotonic() - began > self._timeout:
+                    self._lost = f"timed out after {self._timeout:g} s"
+                if self._lost:
+                    raise MissingError(self._lost)
+                if not words.sleep(rank, bell, _LOOK):
+                    ended = [r for r in range(rank, self.size) if not self._is_running(r)]
+            found.append(said)
+        words.order()
+        return found
 
-    def said(self, rank: int, number: int) -> list[int] | None:
-        """Return what a rank has said of a call, if it has."""
-        at = _FIRST_WORD + number % _SAID * _WORDS
-        words = self._words[rank]
-        if words[at] != number:
-            return None
-        *numbers, proof = words[at : at + _HEADER + 1].tolist()
-        return numbers if hash(tuple(numbers)) == proof else None
-
-    def is_running(self, rank: int) -> bool:
+    def _is_running(self, rank: int) -> bool:
         """Whether the process of a rank runs."""
         try:
             with open(f"/proc/{self._processes[rank]}/stat", "rb") as file:
@@ -336,14 +316,14 @@ class Exchange:
     def put(self, given: Buffer, dtype: DType, elements: int, ahead: bool = True) -> Put | None:
         """Copy a buffer to where the others will find it. `ahead`: return None where that takes too much memory."""
         # Programs may read a whole word behind the end.
-        size = elements * dtype.itemsize + _UNIT
+        size = elements * dtype.itemsize + UNIT
         with self._lock:
             place = self._free(size, ahead)
             if place is None:
                 return None
             place.call = _SOME_CALL
         own = place.shared.buffer(dtype, elements)
-        self._program(None, dtype, elements).run((given, own).__getitem__)
+        self._program(None, dtype, elements).run((given, own))
         return Put(place, self.backend.fence())
 
     def _free(self, size: int, ahead: bool) -> _Place | None:
@@ -353,7 +333,7 @@ class Exchange:
         if found is not None:
             return found
         # Of one size for all that ask for nearly as much.
-        size = -(-(size + size // 4) // _UNIT) * _UNIT
+        size = -(-(size + size // 4) // UNIT) * UNIT
         if sum(map(_size_of, self._places)) + size > _MOST_AHEAD:
             if free:
                 free[-1].take(size, self.backend)
@@ -371,29 +351,34 @@ class Exchange:
         dtype: DType,
         elements: int,
         put: Put | None = None,
-    ) -> tuple[Turn, _Told]:
-        """Copy a buffer to where the others find it, unless it has been `put`; None: this process gives nothing. Return
-        the turn, and the work that is done when all have. A turn without a recipe has no result here.
+    ) -> Turn:
+        """Copy a buffer to where the others find it, unless it has been `put`; None: this process gives nothing. A turn
+        without a recipe has no result here.
         """
         self._read_some()
         turn = Turn(self._number, given, recipe, dtype, elements)
         self._number += 1
+        if recipe is not None and self.size > 2 and elements * dtype.itemsize >= _IN_PARTS:
+            turn.adding = _ADDED.get(recipe)
+        assert self._words is not None
         try:
             if put is None and given is not None:
                 put = self.put(given, dtype, elements, ahead=False)
             where = -1, -1, 0
             if put is not None:
                 put.wait()
-                place = put.place
+                turn.place = place = put.place
                 place.call = turn.number
                 where = place.number, place.memory.file, place.size
-            self._say((turn.number, TYPES.index(dtype), elements, self._read, *where))
-            turn.told = _Told(self, turn.number, self._timeout)
+            if turn.adding is not None:
+                # All find it where it has been put.
+                turn.given = None
+            self._words.say((turn.number, TYPES.index(dtype), elements, self._read, *where))
         except BaseException:
             turn.is_over.set()
             raise
         self._last.append(turn)
-        return turn, turn.told
+        return turn
 
     def _read_some(self) -> None:
         """Wait for what is read here, as far as calls are many or large: the others then have their memory again."""
@@ -405,12 +390,14 @@ class Exchange:
             turn.wait()
             self._read = turn.number + 1
 
-    def take(self, turn: Turn) -> Buffer | None:
-        """Return the result of a turn whose work is done. Raises RuntimeError where ranks differ in size or type."""
-        recipe, dtype, elements = turn.recipe, turn.dtype, turn.elements
-        assert turn.told is not None
-        told = turn.told.headers
-        shared: list[Shared | None] = [None] * self.size
+    def _find(self, turn: Turn) -> list[_Found | None]:
+        """Wait until all have said what they give to a call, and return where that is, where it is to be read. Raises
+        RuntimeError where ranks differ in size or type.
+        """
+        words, recipe, dtype, elements = self._words, turn.recipe, turn.dtype, turn.elements
+        assert words is not None
+        told = self._wait(lambda rank: words.said(rank, turn.number))
+        found: list[_Found | None] = [None] * self.size
         for rank, (number, kind, count, _, place, file, size) in enumerate(told):
             if [number, kind, count] != told[self._rank][:3]:
                 raise RuntimeError(
@@ -418,43 +405,81 @@ class Exchange:
                     f"{dtype.name}[{elements}]: all ranks must give tensors of one size and type"
                 )
             if rank != self._rank and recipe is not None and place >= 0:
-                shared[rank] = self._memory_of(rank, place, file, size)
+                found[rank] = self._memory_of(rank, place, file, size)
+        if turn.adding is not None and turn.place is not None:
+            found[self._rank] = _Found(
+                turn.place.memory.file, turn.place.memory.view, turn.place.shared
+            )
         with self._lock:
             self._read_by_all = max(self._read_by_all, min([header[3] for header in told]))
+        return found
+
+    def add(self, turn: Turn) -> None:
+        """Add up this process's part of a sum, in the host's memory, and say so. Raises what `take` raises."""
+        adding, words, host, dtype = turn.adding, self._words, _adder(), turn.dtype
+        assert adding is not None and words is not None
+        turn.found = self._find(turn)
+        a, b = _bounds(turn.elements, self.size, adding.whole)[self._rank]
+        if b > a:
+            width = dtype.itemsize
+            parts = []
+            for found in turn.found:
+                assert found is not None
+                shared = host.on_host(found.view[a * width : b * width])
+                assert shared is not None
+                parts.append(shared.buffer(dtype, b - a))
+            # Nobody else reads this part of what this process has put.
+            self._program(adding.add, dtype, b - a, adds=True).run(parts)
+        words.say_added(turn.number)
+
+    def take(self, turn: Turn) -> Buffer | None:
+        """Return the result of a turn. Raises RuntimeError where ranks differ in size or type; MissingError."""
+        recipe, dtype, elements, words = turn.recipe, turn.dtype, turn.elements, self._words
+        found = self._find(turn) if turn.found is None else turn.found
+        if turn.adding is not None and words is not None:
+            recipe = turn.adding.result
+            if recipe is _joined:
+                self._wait(lambda rank: words.added(rank, turn.number))
         given, turn.given = turn.given, None
         if recipe is None:
             return None
-
-        def put_by(rank: int) -> Buffer | None:
-            """Return what a rank has put."""
-            found = shared[rank]
-            return given if found is None else found.buffer(dtype, elements)
-
-        result = self._program(recipe, dtype, elements).run(put_by)
+        buffers = [
+            None if f is None or f.shared is None else f.shared.buffer(dtype, elements)
+            for f in found
+        ]
+        buffers[self._rank] = buffers[self._rank] or given
+        result = self._program(recipe, dtype, elements).run(buffers)
         turn.fence = self.backend.fence()
         return result
 
-    def _memory_of(self, rank: int, place: int, file: int, size: int) -> Shared | None:
+    def _memory_of(self, rank: int, place: int, file: int, size: int) -> _Found:
         """Return the memory of another process at one of its places."""
         found = self._theirs[rank].get(place)
         # Numbers of files come again, but larger sizes do not become smaller.
-        if found is None or found[:2] != (file, size):
-            view = _Memory.of(self._processes[rank], file, size)
-            found = self._theirs[rank][place] = file, size, self.backend.on_host(view)
-        return found[2]
+        if found is None or (found.file, found.view.nbytes) != (file, size):
+            view = Memory.of(self._processes[rank], file, size)
+            found = self._theirs[rank][place] = _Found(file, view, self.backend.on_host(view))
+        return found
 
-    def _program(self, recipe: Recipe | None, dtype: DType, elements: int) -> _Program:
-        """Return the program of a recipe, or the one that copies."""
-        key = recipe, dtype, elements
+    def _program(
+        self, recipe: Recipe | None, dtype: DType, elements: int, adds: bool = False
+    ) -> _Program:
+        """Return the program of a recipe, or the one that copies. `adds`: it is the host's, and writes its result where
+        what this process has put is.
+        """
+        key = recipe, dtype, elements, adds
         with self._lock:
             found = self._programs.get(key)
             if found is None:
                 if len(self._programs) >= _MOST_PROGRAMS:
                     self._programs.clear()
-                found = self._programs[key] = self._compiled(recipe, dtype, elements)
+                backend = _adder() if adds else self.backend
+                found = self._programs[key] = self._compiled(recipe, dtype, elements, backend, adds)
         return found
 
-    def _compiled(self, recipe: Recipe | None, dtype: DType, elements: int) -> _Program:
+    def _compiled(
+        self, recipe: Recipe | None, dtype: DType, elements: int, backend: Backend, adds: bool
+    ) -> _Program:
         count = 2 if recipe is None else self.size
         nodes = [Node.in_memory((elements,), dtype) for _ in range(count)]
         if recipe is None:
@@ -464,10 +489,11 @@ class Exchange:
         else:
             with no_grad(), formulas.recorded():
                 result = recipe([Tensor._from_node(n, meta_runtime()) for n in nodes], self._rank)
-                frozen = freeze([Held(copy(result)._storage.node)])
-        program = compile_graph(to_graph(frozen), self.backend.limits)
+                made = copy(result)._storage.node
+                frozen = freeze([Held(made, nodes[self._rank] if adds else None)])
+        program = compile_graph(to_graph(frozen), backend.limits)
         order = [nodes.index(n) for n in frozen.inputs]
-        return _Program(self.backend.compile(program), order, frozen.args, threading.Lock())
+        return _Program(backend.compile(program), order, frozen.args, threading.Lock())
 
 
 class _Program(NamedTuple):
@@ -479,11 +505,16 @@ class _Program(NamedTuple):
     # Held while it is enqueued: several threads do.
     lock: threading.Lock
 
-    def run(self, buffer: Callable[[int], Buffer | None]) -> Buffer:
-        """Enqueue it, and return its result."""
-        given = [b for n in self.order if (b := buffer(n)) is not None]
+    def run(self, buffers: Sequence[Buffer | None]) -> Buffer:
+        """Enqueue it with what there is, by rank, and return its result."""
+        given = [b for n in self.order if (b := buffers[n]) is not None]
         with self.lock:
             return self.executable.run(given, self.args)[0]
+
+
+def _adder() -> Backend:
+    """Return the device that adds up in the host's memory."""
+    return get_backend("cpu")
 
 
 def _size_of(place: _Place) -> int:

@@ -212,6 +212,10 @@ def _on_array(value: Any, dtype: DType | None = None) -> Tensor:
     return from_array(value, dtype)
 
 
+# PyTorch's.
+_MOST_DIMS = 128
+
+
 def _shape_of(data: Any) -> Shape:
     shape: list[int] = []
     while _is_sequence(data):
@@ -224,7 +228,8 @@ def _shape_of(data: Any) -> Shape:
             raise ValueError(
                 f"could not determine the shape of object type '{type(data).__name__}'"
             ) from None
-        if isinstance(data, (str, bytes)):
+        # A list that is its own first element has no end.
+        if isinstance(data, (str, bytes)) or len(shape) > _MOST_DIMS:
             raise ValueError(f"too many dimensions '{type(data).__name__}'")
     return tuple(shape)
 
@@ -259,6 +264,10 @@ def _leaf(value: object) -> tuple[Any, DType]:
     if isinstance(value, complex) and not typed:
         return value, get_default_dtype().to_complex()
     if _is_sequence(value) and not (hasattr(value, "item") and getattr(value, "size", 0) == 1):
+        if isinstance(value, (list, tuple)) and any(part is value for part in value):
+            raise TypeError(
+                "new(): self-referential lists are incompatible: one is its own element"
+            )
         raise TypeError(
             f"'{type(value).__name__}' object cannot be interpreted as a number: the elements at this depth "
             "are numbers"

@@ -890,6 +890,25 @@ def eye(
     pin_memory: builtins.bool = ...,
     requires_grad: builtins.bool = ...,
 ) -> _Tensor: ...
+def fake_quantize_per_channel_affine(
+    input: _Tensor,
+    scale: _Tensor,
+    zero_point: _Tensor,
+    axis: builtins.int,
+    quant_min: builtins.int,
+    quant_max: builtins.int,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
+def fake_quantize_per_tensor_affine(
+    input: _Tensor,
+    scale: _Tensor | builtins.float,
+    zero_point: _Tensor | builtins.int,
+    quant_min: builtins.int,
+    quant_max: builtins.int,
+    *,
+    out: _Tensor | None = ...,
+) -> _Tensor: ...
 def feature_alpha_dropout(
     input: _Tensor, p: builtins.float, train: builtins.bool, *, out: _Tensor | None = ...
 ) -> _Tensor: ...

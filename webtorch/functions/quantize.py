@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions.contract import check_tensor, rows_times
-from webtorch.ir.dtype import float32, int32
+from webtorch.ir.dtype import FLOATS, float32, int32, int64
 from webtorch.ops.packed import LANES, WORD, itself
 from webtorch.ops.primitive import cast_to
 from webtorch.ops.record import LOWER, TABLE, composite
@@ -173,3 +173,123 @@ def quantized_linear(
             f"quantized_linear: the input must be a float tensor, not {input.dtype}: use x.float()"
         )
     return _quantized_product(_lowered(input), packed, scales, zeros, bias, bits)
+
+
+# ---- quantisation that training sees ----------------------------------------------------------------
+
+
+def _levels(name: str, x: Tensor, low: int, high: int) -> None:
+    """Raise for a tensor that is no float tensor, and for levels that are none."""
+    check_tensor(name, "input", 1, x)
+    if x.dtype.kind != "float":
+        raise DTypeError(f"{name}: expected a float tensor, but input is {x.dtype}")
+    if low > high:
+        raise ValueError(
+            f"{name}: `quant_min` should be less than or equal to `quant_max`, but they are {low} and {high}."
+        )
+
+
+def rounded_to_levels(
+    x: Tensor, scale: Tensor | float, zero_point: Tensor | float, low: int, high: int
+) -> tuple[Tensor, Tensor]:
+    """Return x rounded to the numbers `(level - zero_point) * scale`, and where its level was within low and high."""
+    level = x * (1.0 / scale)
+    if isinstance(zero_point, Tensor) and zero_point.dtype.kind == "float":
+        level = TABLE["round"](level + zero_point)
+    else:
+        level = TABLE["round"](level) + zero_point
+    # NaN is the lowest level, as in PyTorch.
+    kept = TABLE["where"](level >= low, TABLE["clamp"](level, max=high), float(low))
+    return cast_to((kept - zero_point) * scale, x.dtype), (level >= low) & (level <= high)
+
+
+def _within(
+    g: Tensor,
+    _out: Tensor,
+    x: Tensor,
+    scale: Tensor | float,
+    zero_point: Tensor | float,
+    low: int,
+    high: int,
+) -> Tensor:
+    """The gradient goes through where nothing was cut off, as if nothing had been rounded."""
+    return g * rounded_to_levels(x, scale, zero_point, low, high)[1]
+
+
+@composite(
+    name="_fake_quantize",
+    function_in=(),
+    torch="",
+    vjp=(_within,),
+    gradient_name="FakeQuantizePerTensorAffineCachemaskBackward0",
+)
+def _fake_quantize(
+    x: Tensor, scale: Tensor | float, zero_point: Tensor | float, low: int, high: int
+) -> Tensor:
+    return rounded_to_levels(x, scale, zero_point, low, high)[0]
+
+
+@composite(
+    dtypes=FLOATS, samples=(((0.1, 1, -8, 7), {}),), aten=("fake_quantize_per_tensor_affine",)
+)
+def fake_quantize_per_tensor_affine(
+    input: Tensor,
+    scale: Tensor | float,
+    zero_point: Tensor | int,
+    quant_min: int,
+    quant_max: int,
+) -> Tensor:
+    """Return `input` rounded to `(level - zero_point) * scale` with whole levels from quant_min to quant_max.
+
+    The gradient goes straight through where the level was within them, and is 0 elsewhere.
+    Raises ValueError for levels or a zero point out of order.
+    """
+    name = "fake_quantize_per_tensor_affine"
+    _levels(name, input, quant_min, quant_max)
+    if isinstance(scale, Tensor):
+        scale = scale.detach().reshape(())
+    if isinstance(zero_point, Tensor):
+        zero_point = zero_point.detach().reshape(())
+    elif not quant_min <= zero_point <= quant_max:
+        raise ValueError(
+            f"{name}: `zero_point` must be between `quant_min` and `quant_max`, but is {zero_point}."
+        )
+    return _fake_quantize(input, scale, zero_point, quant_min, quant_max)
+
+
+@composite(dtypes=FLOATS, aten=("fake_quantize_per_channel_affine",))
+def fake_quantize_per_channel_affine(
+    input: Tensor,
+    scale: Tensor,
+    zero_point: Tensor,
+    axis: int,
+    quant_min: int,
+    quant_max: int,
+) -> Tensor:
+    """Return `fake_quantize_per_tensor_affine` with a scale and a zero point for each place along `axis`.
+
+    Scales are float32 (n,), zero points int32 or floats (n,), where n is the size of `input` along `axis`.
+    Raises ShapeError for others.
+    """
+    name = "fake_quantize_per_channel_affine"
+    _levels(name, input, quant_min, quant_max)
+    if not 0 <= axis < input.ndim:
+        raise IndexError(
+            f"{name}: `axis` must be between 0 and number of dimensions of input, but is {axis} of {input.ndim}"
+        )
+    if zero_point.dtype == int64:
+        raise DTypeError("Zero-point must be Int32, Float or Half, found Long")
+    if tuple(scale.shape) != tuple(zero_point.shape):
+        raise ShapeError(
+            f"{name}: scale and zero-point need to have the same dimensions, but have {tuple(scale.shape)} and "
+            f"{tuple(zero_point.shape)}"
+        )
+    if tuple(scale.shape) != (input.shape[axis],):
+        raise ShapeError(
+            f"{name}: dimensions of scale and zero-point are not consistent with input tensor: {tuple(scale.shape)} "
+            f"for dim {axis} of {tuple(input.shape)}"
+        )
+    shape = [1] * input.ndim
+    shape[axis] = -1
+    scale, zero_point = scale.detach().reshape(shape), zero_point.detach().reshape(shape)
+    return _fake_quantize(input, scale, zero_point, quant_min, quant_max)

@@ -88,7 +88,10 @@ class Generator:
         """Start again with `seed` (64 bits; negative ones count from the end). Returns the generator."""
         seed = int(seed)
         if not -(2**63) <= seed < 2**64:
-            raise RuntimeError("Overflow when unpacking long long")
+            raise ValueError(
+                f"Overflow when unpacking long long: manual_seed takes a seed of 64 bits, from -2**63 to 2**64 - 1, "
+                f"got {seed}. Pass seed % 2**64."
+            )
         self._stand(seed % 2**64, 0)
         return self
 

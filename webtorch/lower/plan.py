@@ -36,7 +36,7 @@ from webtorch.ir.lines import line_text
 from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Role, Separation, Site, Step
 from webtorch.ir.view import numel
 from webtorch.lower.build import BuiltKernel, build_kernel
-from webtorch.lower.fuse import Fuser, is_other_result, matrix_operand, plain_operand
+from webtorch.lower.fuse import Fuser, formula_cost, is_other_result, matrix_operand, plain_operand
 from webtorch.lower.fusion_rules import Group, operation
 from webtorch.lower.joining_rules import Remark
 from webtorch.lower.joint import join_products
@@ -120,7 +120,7 @@ def _tasks(graph: Graph, groups: list[Group], stored: set[int], limits: Limits) 
                 task = _template_task(graph, group.members[0], stored)
         elif needed:
             built = build_kernel(graph, group, stored, needed, f"k{len(tasks)}")
-            task = _kernel_task(graph, group, built, needed)
+            task = _kernel_task(graph, group, built, needed, stored)
         else:
             continue
         task.group = group.number
@@ -144,11 +144,11 @@ def _stored_sources(graph: Graph, number: int, stored: set[int]) -> set[int]:
     return found
 
 
-def _kernel_task(graph: Graph, group: Group, built: BuiltKernel, needed: set[int]) -> Task:
+def _kernel_task(
+    graph: Graph, group: Group, built: BuiltKernel, needed: set[int], stored: set[int]
+) -> Task:
     writes = tuple(sorted(needed))
-    kinds = {graph.nodes[m].kind for m in writes}
-    label = "_".join(sorted(kinds - {"map"}) or ["map"])
-    kernel = replace(built.kernel, name=f"{label}_{describe(graph, group)}")
+    kernel = replace(built.kernel, name=describe(graph, group, stored))
     bases = tuple((m, graph.nodes[m].srcs[0]) for m in writes if graph.nodes[m].writes)
     return Task(kernel, built.nodes, built.args, writes, built.line, built.sites, bases)
 
@@ -166,7 +166,7 @@ def _product_task(
     return Task(
         replace(
             routine,
-            name=f"{routine.name}_{describe(graph, after)}",
+            name=f"{routine.name}_{describe(graph, after, stored)}",
             buffers=(*routine.buffers[:2], *built.kernel.buffers),
             args=built.kernel.args,
             epilogue=built.kernel.stores,
@@ -178,9 +178,36 @@ def _product_task(
     )
 
 
-def describe(graph: Graph, group: Group) -> str:
-    """Return a short name of what a group computes, from its last ops."""
-    return "_".join(operation(graph.nodes[m]) for m in group.members[-3:])
+def describe(graph: Graph, group: Group, stored: Set[int]) -> str:
+    """Return a name that says what a group computes: `mul_add_sum`.
+
+    Operations stand in the order in which they were recorded. Of many, those that cost most stand,
+    each once, and how many there are besides.
+    """
+    found: set[int] = set()
+    waiting = list(group.members)
+    while waiting:
+        n = waiting.pop()
+        if n not in found:
+            found.add(n)
+            waiting.extend(s for s in graph.nodes[n].srcs if s not in stored)
+    nodes = [graph.nodes[n] for n in sorted(found)]
+    told = [n for n in nodes if n.kind != "view" and operation(n) not in _UNTOLD]
+    told = told or [n for n in nodes if n.kind != "view"]
+    names = [operation(n) for n in told]
+    if len(names) > _MOST_TOLD:
+        costs = {operation(n): formula_cost(n) if n.kind == "map" else _MAX_COST for n in told}
+        first = sorted(costs, key=lambda name: -costs[name])[:_MOST_TOLD]
+        names = [name for name in costs if name in first] + [f"and_{len(names) - len(first)}_more"]
+    return "_".join(names) or "copy"
+
+
+# What tells nothing where something else is computed: other types, and positions.
+_UNTOLD = frozenset({"cast", "count"})
+# So many operations stand in a kernel's name.
+_MOST_TOLD = 5
+# A sum over a row costs more than any formula.
+_MAX_COST = 1 << 20
 
 
 def _template_task(graph: Graph, number: int, stored: set[int]) -> Task:

@@ -375,9 +375,6 @@ def _by_mask(stem: str, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """Call the function of `webtorch.masked` of an operator's name."""
     x = args[0]
     named = dict(zip([a.name for a in func._schema.arguments[1:]], args[1:], strict=False)) | kwargs
-    if "correction" in named:
-        # Without one PyTorch's divides by the number of elements.
-        named["unbiased"] = bool(named.pop("correction"))
     if "p" in named:
         named["ord"] = named.pop("p")
     named = {k: v for k, v in named.items() if k != "half_to_float"}

@@ -453,11 +453,10 @@ _Words = ctypes.c_size_t * 7
 
 
 @functools.cache
-def _words_of_storages() -> tuple[int, int] | None:
+def words_of_storages() -> tuple[int, int] | None:
     """Return which words of PyTorch's storages are the address and the number of bytes, or None where it is unknown.
 
-    Found by storages whose addresses and lengths are known. Only PyTorch before 2.13 is asked, which cannot exchange
-    what storages hold.
+    Found by storages whose addresses and lengths are known.
     """
     made = [_construct(next(_addresses), DEVICE, 8191 + n) for n in range(3)]
     words = list(zip(*(_Words.from_address(storage._cdata) for storage in made), strict=True))
@@ -589,7 +588,7 @@ class Blank:
         # Taking memory over costs a third of `set_`, which goes through PyTorch's dispatcher.
         # PyTorch gives an empty tensor that it makes so other strides than elsewhere.
         rows = strides == contiguous_strides(size) and 0 not in size
-        fits = swap is not None or _words_of_storages() is not None
+        fits = swap is not None or words_of_storages() is not None
         self.is_plain = fits and not offset and rows
 
     def tensor(self, inner: Storage | None = None) -> torch.Tensor:
@@ -609,7 +608,7 @@ class Blank:
             if swap is not None:
                 swap(storage, _construct(next(_addresses), DEVICE, self.nbytes))
             else:
-                address, length = _words_of_storages()  # type: ignore[misc]
+                address, length = words_of_storages()  # type: ignore[misc]
                 words = _Words.from_address(storage._cdata)
                 words[address], words[length] = next(_addresses), self.nbytes
         else:

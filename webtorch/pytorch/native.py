@@ -18,18 +18,18 @@ import torch
 
 from webtorch.ir.graph import Node
 from webtorch.pytorch import device
-from webtorch.pytorch.device import DEVICE, opened
+from webtorch.pytorch.device import opened, words_of_storages
 from webtorch.tensors.storage import Storage
 
 if TYPE_CHECKING:
     from webtorch.pytorch.known import Plan
 
-# What `self` points to: objects, then three numbers, the last of which is how many sources there are (-1 where they are
+# What `self` points to: objects, then numbers, the last of which is how many sources there are (-1 where they are
 # the operands as they come), with two words for each behind it.
 _WORDS = (
     "none", "false", "zero", "node", "storage", "opened", "runtime", "recording", "lent", "pending", "ahead", "bound",
-    "add", "create", "memory_of", "addresses", "construct", "device", "swap", "webgpu", "kind", "attrs", "scalars",
-    "shape", "dtype", "form", "elements", "size", "type", "nbytes", "lined", "single", "sources",
+    "add", "create", "memory_of", "addresses", "told", "webgpu", "kind", "attrs", "scalars", "shape", "dtype", "form",
+    "elements", "size", "type", "address", "length", "nbytes", "lined", "single", "sources",
 )  # fmt: skip
 
 _TEXT = """
@@ -286,9 +286,8 @@ drop:
 ; A tensor of PyTorch's whose storage carries ours; null with an error.
 define internal ptr @tensor(ptr %words, ptr %storage) {
 entry:
-  %given = alloca [4 x ptr], align 16
+  %given = alloca [2 x ptr], align 16
   %second = getelementptr ptr, ptr %given, i64 1
-  %third = getelementptr ptr, ptr %given, i64 2
   %size = call ptr @at(ptr %words, i64 WORD_size)
   %type = call ptr @at(ptr %words, i64 WORD_type)
   %create = call ptr @at(ptr %words, i64 WORD_create)
@@ -307,28 +306,25 @@ address:
   %addresses = call ptr @at(ptr %words, i64 WORD_addresses)
   %number = call ptr @PyIter_Next(ptr %addresses)
   %has_number = icmp ne ptr %number, null
-  br i1 %has_number, label %construct, label %drop_home
-construct:
-  %device = call ptr @at(ptr %words, i64 WORD_device)
-  %nbytes = call ptr @at(ptr %words, i64 WORD_nbytes)
-  %constructor = call ptr @at(ptr %words, i64 WORD_construct)
-  store ptr %number, ptr %given
-  store ptr %device, ptr %second
-  store ptr %nbytes, ptr %third
-  %new = call ptr @PyObject_Vectorcall(ptr %constructor, ptr %given, i64 3, ptr null)
+  br i1 %has_number, label %find, label %drop_home
+find:
+  ; PyTorch's storage has no memory: it is given an address and a length where it keeps them.
+  %made_up = call ptr @PyLong_AsVoidPtr(ptr %number)
   call void @Py_DecRef(ptr %number)
-  %is_new = icmp ne ptr %new, null
-  br i1 %is_new, label %exchange, label %drop_home
-exchange:
-  %swap = call ptr @at(ptr %words, i64 WORD_swap)
-  store ptr %empty, ptr %given
-  store ptr %new, ptr %second
-  %swapped = call ptr @PyObject_Vectorcall(ptr %swap, ptr %given, i64 2, ptr null)
-  call void @Py_DecRef(ptr %new)
-  call void @Py_DecRef(ptr %swapped)
-  %is_swapped = icmp ne ptr %swapped, null
-  br i1 %is_swapped, label %carry, label %drop_home
-carry:
+  %told = call ptr @at(ptr %words, i64 WORD_told)
+  %where = call ptr @PyObject_GetAttr(ptr %empty, ptr %told)
+  %is_told = icmp ne ptr %where, null
+  br i1 %is_told, label %fill, label %drop_home
+fill:
+  %theirs = call ptr @PyLong_AsVoidPtr(ptr %where)
+  call void @Py_DecRef(ptr %where)
+  %address_at = call i64 @whole(ptr %words, i64 WORD_address)
+  %length_at = call i64 @whole(ptr %words, i64 WORD_length)
+  %nbytes = call i64 @whole(ptr %words, i64 WORD_nbytes)
+  %address_place = getelementptr i64, ptr %theirs, i64 %address_at
+  %length_place = getelementptr i64, ptr %theirs, i64 %length_at
+  store ptr %made_up, ptr %address_place
+  store i64 %nbytes, ptr %length_place
   %name = call ptr @at(ptr %words, i64 WORD_webgpu)
   %set = call i32 @PyObject_SetAttr(ptr %empty, ptr %name, ptr %storage)
   %is_set = icmp eq i32 %set, 0
@@ -393,7 +389,7 @@ def assembled(
     others: Mapping[str, int],
 ) -> int | None:
     """Return where the function of a text is (see `slots.assembled`); None where there is none."""
-    code = None if sys.platform == "win32" or device.swap is None else _code()
+    code = None if sys.platform == "win32" else _code()
     if code is None:
         return None
     address: int | None = code.assembled(text, name, classes, words, others)
@@ -422,14 +418,20 @@ def _address() -> int | None:
 # What every function knows. Each object lives as long as the process.
 _COMMON: list[object] = [
     None, False, 0, Node, Storage, opened, "runtime", "recording", "lent", "pending", "ahead", "bound", "add",
-    device._create, device._storage_of, device._addresses, device._construct, DEVICE, device.swap, "_webgpu",
+    device._create, device._storage_of, device._addresses, "_cdata", "_webgpu",
 ]  # fmt: skip
 
 
 def recorder(plan: Plan) -> Callable[..., torch.Tensor] | None:
     """Return what records a plan's calls and makes tensors of their results; None where Python does."""
-    address = _address()
-    if address is None or plan.make is not None or not plan.place.is_plain or plan.place.laid:
+    address, theirs = _address(), words_of_storages()
+    if (
+        address is None
+        or theirs is None
+        or plan.make is not None
+        or not plan.place.is_plain
+        or plan.place.laid
+    ):
         return None
     if not plan.single and any(n is not None for n in plan.numbers):
         # A call's numbers are those of several operations.
@@ -437,9 +439,15 @@ def recorder(plan: Plan) -> Callable[..., torch.Tensor] | None:
     place = plan.place
     objects = [
         *_COMMON, plan.kind, plan.attrs, plan.scalars, plan.shape, plan.dtype, plan.form, place.elements, place.size,
-        place.dtype, place.nbytes,
+        place.dtype,
     ]  # fmt: skip
-    numbers = [plan.lined, plan.single, -1 if plan.is_straight else len(plan.leaves)]
+    numbers = [
+        *theirs,
+        place.nbytes,
+        plan.lined,
+        plan.single,
+        -1 if plan.is_straight else len(plan.leaves),
+    ]
     if not plan.is_straight:
         # Of each source, which of the operands' nodes it is, or none and a node of the plan's own.
         for leaf in plan.leaves:

@@ -126,11 +126,12 @@ def overloaded(values: Iterable[object]) -> list[Any]:
 _NEVER = frozenset((int, float, bool, complex, str, bytes, type(None), slice, type))
 
 
-def flat(args: Iterable[Any]) -> Iterator[Any]:
-    """The arguments, with those of lists and tuples in the places of these."""
+def flat(args: Iterable[Any], within: tuple[int, ...] = ()) -> Iterator[Any]:
+    """The arguments, with those of lists and tuples in the places of these; a list in itself has no more of them."""
     for x in args:
         if type(x) in (list, tuple):
-            yield from flat(x)
+            if id(x) not in within:
+                yield from flat(x, (*within, id(x)))
         else:
             yield x
 

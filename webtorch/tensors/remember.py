@@ -41,7 +41,7 @@ _MOST_KINDS = 512
 # Operations of which so many kinds could not be remembered, and none could, are not asked any more.
 _MOST_FAILURES = 4
 _MOST_NODES = 256
-_LONGEST = 64
+_LONGEST, _DEEPEST = 64, 8
 # Data that a composite makes by itself (indices, weights) may be kept up to this size, in bytes.
 _MOST_CONSTANT = 1 << 14
 # Numbers that are equal though they mean different things are told apart by their types, zeros by their signs.
@@ -378,7 +378,7 @@ def forget() -> None:
 depending.append(forget)
 
 
-def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
+def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node], depth: int = 0) -> bool:
     """Add to `parts` what a call records depends on; False where that is not all."""
     for x in values:
         kind = type(x)
@@ -415,8 +415,8 @@ def _kinds(values: Iterable[Any], parts: list[Any], nodes: list[Node]) -> bool:
             nodes.append(node)
         elif kind in _LISTS:
             parts += (kind, len(x))
-            # Long lists are data.
-            if len(x) > _LONGEST or not _kinds(x, parts, nodes):
+            # Long lists are data; one may be within itself.
+            if len(x) > _LONGEST or depth > _DEEPEST or not _kinds(x, parts, nodes, depth + 1):
                 return False
         elif not _constant(x, kind, parts):
             return False

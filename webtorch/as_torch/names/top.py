@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from webtorch import webgpu
 from webtorch.as_torch.names.foreach import NAMES, foreach
 from webtorch.functions import public as webtorch
+from webtorch.nn.functional.attention import multi_head_attention_forward
 from webtorch.ops.record import TABLE
 from webtorch.tensors.absent import why_missing
 from webtorch.tensors.formats import layout
@@ -162,23 +163,21 @@ def _native_multi_head_attention(
     mask_type: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return what `MultiheadAttention` gives with the batch first, and the weights where they are asked for."""
-    linear = TABLE["linear"]
     if (query.shape[-1], qkv_weight.shape[0]) != (embed_dim, 3 * embed_dim):
         raise RuntimeError(
             f"_native_multi_head_attention: expected query of {embed_dim} features and qkv_weight of {3 * embed_dim} "
             f"rows (embed_dim), got {query.shape[-1]} and {qkv_weight.shape[0]}"
         )
-    parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3), strict=True)
-    q, k, v = (linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2) for x, w, b in parts)
-    scores = q / q.shape[-1] ** 0.5 @ k.mT
+    padding = mask if mask_type == 1 and mask is not None and mask.ndim == 2 else None
     if mask is not None:
-        hidden = mask[:, None, None] if mask_type == 1 and mask.ndim == 2 else mask
-        scores = scores.masked_fill(hidden, -webtorch.inf)
-    weights = scores.softmax(-1)
-    out = linear((weights @ v).transpose(1, 2).flatten(2), proj_weight, proj_bias)
-    if not need_weights:
-        return out, None
-    return out, weights.mean(1) if average_attn_weights else weights
+        # Of masks of each head, (N, H, L, S), heads of a batch lie one after the other there.
+        mask = None if padding is not None else mask.flatten(0, -3) if mask.ndim > 3 else mask
+    query, key, value = (x.transpose(0, 1) for x in (query, key, value))
+    out, weights = multi_head_attention_forward(
+        query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, None, None, False, 0.0, proj_weight, proj_bias,
+        key_padding_mask=padding, need_weights=need_weights, attn_mask=mask, average_attn_weights=average_attn_weights,
+    )  # fmt: skip
+    return out.transpose(0, 1), weights
 
 
 def _weight_int8pack_mm(input: Tensor, mat2: Tensor, scales: Tensor) -> Tensor:

@@ -45,8 +45,8 @@ def load_digits() -> Digits:
         from sklearn.datasets import load_digits as sklearn_digits
     except ImportError as error:
         raise DataError(
-            "the digits are those that scikit-learn ships, and it is not installed: "
-            "pip install scikit-learn"
+            "the digits are scikit-learn's, which is not installed: pip install scikit-learn. "
+            "`webtorch demo gpt` needs nothing more than you have"
         ) from error
     data = sklearn_digits()
     images: list[list[float]] = (data.data / 16.0).tolist()

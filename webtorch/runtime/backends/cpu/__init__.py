@@ -49,7 +49,7 @@ class CpuBackend(ProcessorBackend):
         name = f"{_processor()} ({get_num_threads()} threads)"
         if jit.available() or sys.platform == "emscripten":
             return name
-        return f"{name}, NumPy alone; several times faster with the extra `cpu`: pip install numba scipy"
+        return f"{name}, by NumPy; `pip install numba scipy` makes it several times faster"
 
     def allocate(self, dtype: DType, elements: int) -> CpuBuffer:
         """Return uninitialised memory. Raises OutOfMemoryError."""

@@ -1,4 +1,6 @@
-"""Where objects keep their slots, and functions of machine code that read and make them. Imports this backend's modules."""
+"""Where objects keep their slots, and functions of machine code that read and make them. Imports this backend's
+modules.
+"""
 
 from __future__ import annotations
 
