@@ -543,6 +543,14 @@ class Follower:
             self.run = Run(self.root)
             self.run.refused = why
 
+    def _take_stopped(self, run: Run, note: Note, name: str) -> None:
+        """Note a call that ended when what it waited for was computed."""
+        if self.run is run and not self.computed:
+            try:
+                self.take(run, note.stopped())
+            except Refused as reason:
+                self.give_up(f"{name}: {reason}")
+
     def _called_beside(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> object:
         """Make a call that stands beside and of which no note can be made; it is refused where it stays pending."""
         run = self.run
@@ -1033,11 +1041,7 @@ class Follower:
         try:
             out = self.inside(callee, args, kwargs)
         except EnoughComputed:
-            if self.run is run and not self.computed:
-                try:
-                    self.take(run, note.stopped())
-                except Refused as reason:
-                    self.give_up(f"{callee.name}: {reason}")
+            self._take_stopped(run, note, callee.name)
             raise
         except BaseException:
             run.forget_given(*counts)
