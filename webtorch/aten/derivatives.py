@@ -43,6 +43,7 @@ def _added(product: str) -> Function:
         beta: object = 1,
         alpha: object = 1,
     ) -> object:
+        """Return the gradients of the tensor and of both matrices."""
         return (
             _summed(_scaled(g, beta), x._shape) if needs[0] else None,
             _scaled(multiply(g, aten.transpose(b, -2, -1)), alpha) if needs[1] else None,

@@ -377,6 +377,7 @@ def _derivative(operator: OpOverload) -> Function | None:
     def rule(
         needs: Any, g: object, out: object, x: object, *rest: object, **options: object
     ) -> Any:
+        """Return the gradient of the first operand, and None for the others."""
         found = getattr(aten, name)(g, out if reads_result else x, *rest, **options)
         return (found, *[None] * (len(needs) - 1))
 

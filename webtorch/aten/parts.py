@@ -35,6 +35,7 @@ def _into(table: dict[str, Function]) -> Callable[..., Callable[[Function], Func
         """Put a function into the table under each name."""
 
         def declare(function: Function) -> Function:
+            """Put one function into the table."""
             table.update(dict.fromkeys(names, function))
             return function
 

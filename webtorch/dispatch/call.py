@@ -40,6 +40,7 @@ def plays(role: Role) -> Callable[[F], F]:
     """Say what the calls of a method are to a script."""
 
     def mark(function: F) -> F:
+        """Note the role at the function."""
         function.role = role  # type: ignore[attr-defined]
         return function
 

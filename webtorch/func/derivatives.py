@@ -189,6 +189,7 @@ def _one_argnum(number: object, count: int) -> int:
 
 
 def checked_argnums(argnums: object, count: int) -> tuple[int, ...]:
+    """Return the numbers of arguments, none twice, counted from the front. Raises RuntimeError."""
     if not isinstance(argnums, (int, tuple)):
         raise RuntimeError(f"argnums must be int or Tuple[int, ...], got: {type(argnums)}")
     if isinstance(argnums, int):

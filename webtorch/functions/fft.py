@@ -294,6 +294,7 @@ def _declare(kind: str) -> None:
         dim: Sequence[int] | int | None = None,
         norm: str | None = None,
     ) -> Tensor:
+        """Return the transform over several dims, by default all of them."""
         return result(f"fft_{kind}n", input, s, dim, norm)
 
     def transform_2(
@@ -302,6 +303,7 @@ def _declare(kind: str) -> None:
         dim: Sequence[int] | int | None = (-2, -1),
         norm: str | None = None,
     ) -> Tensor:
+        """Return the transform over two dims."""
         return result(f"fft_{kind}2", input, s, dim, norm)
 
     for function, suffix, where in (

@@ -92,6 +92,7 @@ def _masked(
     identity: Callable[..., Scalar | None] | None = None, on_groups: bool = False
 ) -> Callable[[Callable[P, R]], Composite[P, R]]:
     def declare(function: Callable[P, R]) -> Composite[P, R]:
+        """Declare the operation that a function is, by the function's name."""
         name = function.__name__.strip("_")
         return composite(
             name=f"masked_{name}", family="index", function_in=MASKED, torch=f"masked.{name}",

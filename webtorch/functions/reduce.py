@@ -609,6 +609,7 @@ def _extreme_name(name: str) -> Callable[..., str]:
     def title(
         input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Tensor | None = None
     ) -> str:
+        """Return the name by the arguments of a call."""
         other = dim if other is None else other
         if isinstance(other, Tensor):
             return f"{name}imumBackward0"

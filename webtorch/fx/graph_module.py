@@ -218,6 +218,7 @@ class GraphModule(Module):
 
     @graph.setter
     def graph(self, g: Graph) -> None:
+        """Take another graph: its code is written anew."""
         if not isinstance(g, Graph):
             raise AssertionError(f"Expected a Graph instance, but got {type(g)}")
         self._graph = g

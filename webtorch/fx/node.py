@@ -184,6 +184,7 @@ class Node:
 
     @args.setter
     def args(self, a: tuple[Argument, ...]) -> None:
+        """Change what it is called with by position."""
         self._update_args_kwargs(a, self._kwargs)
 
     @property
@@ -193,6 +194,7 @@ class Node:
 
     @kwargs.setter
     def kwargs(self, k: Mapping[str, Argument]) -> None:
+        """Change what it is called with by name."""
         self._update_args_kwargs(self._args, k)
 
     def _update_args_kwargs(
@@ -275,6 +277,7 @@ class Node:
 
     @stack_trace.setter
     def stack_trace(self, trace: str | None) -> None:
+        """Note where the call stands in the program."""
         self.meta["stack_trace"] = trace
 
     def __setattr__(self, name: str, value: object) -> None:

@@ -617,6 +617,7 @@ def _counts(values: object) -> bool:
 
 
 def short(value: object) -> str:
+    """Return a value as text of at most 103 characters."""
     text = (
         repr(value) if isinstance(value, str | int | Name | tuple | None) else type(value).__name__
     )

@@ -6,14 +6,12 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from webtorch.ir import expr as ex
 from webtorch.ir.dtype import bfloat16, bool_, float16, float32, int32, int64, integer_limits
 from webtorch.ir.expr import FUNCTIONS, Expr, Range, ScalarFunction
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.lower.affine import Affine, affine
 from webtorch.lower.bounds import UNKNOWN, bounds
-
-Dep = int | tuple[str, int]
+from webtorch.lower.walk import Dep, ValueWalk
 
 
 @dataclass
@@ -25,15 +23,15 @@ class _Scope:
     lines: list[str] = field(default_factory=list)
 
 
-class ValueWriter:
+class ValueWriter(ValueWalk[str]):
     """Writes values, each once, in the outermost loop that knows what it depends on."""
 
     def __init__(self, kernel: Kernel) -> None:
+        super().__init__()
         self.kernel = kernel
         self.dims = kernel.outer + kernel.inner
         self.first_inner = len(kernel.outer)
         self.scopes: list[_Scope] = []
-        self.dep_memo: dict[Expr, frozenset[Dep]] = {}
         self.bounds_memo: dict[Expr, Range] = {}
         self.count = 0
         # Values kept in a row between stages: expression -> array, and those already written.
@@ -44,8 +42,6 @@ class ValueWriter:
         self.kept: set[Expr] = set()
         # Dims that one loop walks together, in row-major order, and the loop's variable.
         self.merged: tuple[tuple[int, ...], str] = ((), "")
-        # Expressions are interned weakly: those made here must outlive their entries in the scopes.
-        self.alive: list[Expr] = []
 
     # -- text ---------------------------
 
@@ -74,42 +70,6 @@ class ValueWriter:
         self.scopes[-1].known |= set(deps)
 
     # -- expressions ---------------------------
-
-    def deps(self, root: Expr) -> frozenset[Dep]:
-        """Return the loop variables and reductions that `root` needs."""
-        known = self.dep_memo.get(root)
-        if known is not None:
-            return known
-        # Values are written from the leaves up, so that the parts are known in most cases.
-        below = all(a in self.dep_memo for a in root.args)
-        for node in (root,) if below else ex.walk(root):
-            if node in self.dep_memo:
-                continue
-            found: frozenset[Dep] = frozenset().union(*[self.dep_memo[a] for a in node.args])
-            if node.op == "index":
-                found = frozenset({node.value[0]})
-            elif node.op == "reduced":
-                found = frozenset({("reduced", node.value)})
-            self.dep_memo[node] = found
-        return self.dep_memo[root]
-
-    def value(self, root: Expr) -> str:
-        """Return the name of `root`'s value, computing it in the outermost loop that can."""
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            if self.find(node) is not None:
-                stack.pop()
-                continue
-            missing = [a for a in self.operands(node) if self.find(a) is None]
-            if missing:
-                stack += reversed(missing)
-                continue
-            stack.pop()
-            self.compute(node)
-        found = self.find(root)
-        assert found is not None
-        return found
 
     def operands(self, node: Expr) -> Iterable[Expr]:
         """Return the nodes that must have a name before a node's text is written."""
@@ -146,11 +106,8 @@ class ValueWriter:
         name = self.fresh("p" if node.op == "philox" else "t")
         if node.op == "philox":
             # One call gives four lanes; the others find its name.
-            for lane in range(4):
-                other = ex.make("philox", node.dtype, node.args, lane)
-                self.dep_memo[other] = deps
+            for lane, other in enumerate(self.lanes(node)):
                 scope.names[other] = f"{name}[{lane}]"
-                self.alive.append(other)
         else:
             scope.names[node] = name
         scope.lines.append(f"{name} = {text}")
@@ -182,12 +139,6 @@ class ValueWriter:
         if function.infix:
             return f"{args[0]} {function.infix} {args[1]}"
         return f"{function.loops}({', '.join(args)})"
-
-    def ready(self, node: Expr) -> str:
-        """Return the text of a value that has been computed."""
-        found = self.find(node)
-        assert found is not None
-        return found
 
     def cast(self, node: Expr, x: str) -> str:
         """Return the text of a conversion; bfloat16 lies in memory as uint16."""

@@ -107,7 +107,7 @@ class Scope:
     lane: int = 0
     linear: str = ""
     base: Scope | None = None
-    vectors: dict[tuple[int, Expr], str] = field(default_factory=dict)
+    vectors: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def find(self, x: Expr) -> str | None:
         """Return the text by which this scope or one around it knows a value, None if none does."""
@@ -605,7 +605,7 @@ class KernelWriter:
         if len(node.args) == 1 and self._vector_load(node):
             base = scope.base or scope
             first = scope.lane - scope.lane % slot.width
-            key = (slot.number, ex.make("add", int32, (node.args[0], ex.const(first, int32))))
+            key = (slot.number, node.args[0], first)
             name = base.vectors.get(key)
             if name is None:
                 at = self.value(node.args[0], base)
@@ -643,10 +643,7 @@ class KernelWriter:
         assert found is not None
         lane = found.offset % 4
         first = node.args[0] - lane if lane else node.args[0]
-        key = (
-            slot.number,
-            ex.make("vector", int32, (), (found.offset - lane, *sorted(found.strides.items()))),
-        )
+        key = (slot.number, found.offset - lane, *sorted(found.strides.items()))
         name = home.vectors.get(key)
         if name is None:
             at = self.value(first, home)

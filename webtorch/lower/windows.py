@@ -81,6 +81,7 @@ def rewritten(kernel: Kernel, rule: Rule) -> Kernel:
     memo: dict[Expr, Expr] = {}
 
     def new(x: Expr) -> Expr:
+        """Return an expression rewritten."""
         return ex.rewrite(x, rule, memo)
 
     return replace(
@@ -119,6 +120,7 @@ def _narrowed(kernel: Kernel, dim: int, first: int, size: int) -> Kernel:
     point = ex.index(dim, size) + first
 
     def rule(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        """Put the point in the place of the dim's number."""
         del args
         return point if node.op == "index" and node.value[0] == dim else None
 
@@ -413,6 +415,7 @@ class Windows:
         done: dict[tuple[Expr, int], Expr] = {}
 
         def shifted(position: Expr, low: int) -> Expr:
+            """Return a position, counted from where its window begins."""
             if not low:
                 return position
             found = done.get((position, low))
@@ -429,6 +432,7 @@ class Windows:
             return found
 
         def rule(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+            """Let a load read a window."""
             if node.op != "load":
                 return None
             slot, low = at[node.value, node.args[0]]
@@ -463,6 +467,7 @@ class Windows:
             memos.append({ex.index(d, n): (part * (n - 1),) * 2 for d, n in enumerate(sizes)})
 
         def is_data(slot: int, position: Expr) -> bool:
+            """Whether the place of a load depends on data, and no window holds all of them."""
             return slot in large and any(
                 self._is_wide(k.buffers[slot], *self.interval(k.buffers[slot], position, memo))
                 for memo in memos
@@ -505,6 +510,7 @@ class Windows:
         slot = BufferSlot(node.dtype, "write", numel(shape))
 
         def rule(n: Expr, args: tuple[Expr, ...]) -> Expr | None:
+            """Number the dims that the value depends on."""
             del args
             return place[n.value[0]] if n.op == "index" else None
 
@@ -528,6 +534,7 @@ class Windows:
         )
 
         def other(n: Expr, args: tuple[Expr, ...]) -> Expr | None:
+            """Read the value in the place of computing it."""
             if n is not node:
                 return None
             return ex.where(args[1], value, args[2]) if is_load and len(args) == 3 else value
@@ -609,6 +616,7 @@ class Windows:
         place: dict[Expr, Expr] = {}
 
         def known(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+            """Return what stands in the place of a node, if anything does."""
             del args
             return place.get(node)
 

@@ -14,13 +14,17 @@ from typing import Any
 
 from webtorch.aten.dispatch import OpOverload, Pullback
 from webtorch.autograd.function import Function
+from webtorch.dispatch.call import Args, Kwargs
 from webtorch.functions import public as webtorch
 from webtorch.functions.bind import NAMESPACES
+from webtorch.ir.dtype import Scalar
 from webtorch.ir.lines import user_depth
 from webtorch.ops.layout import of_operands
 from webtorch.ops.record import TABLE, Op
 from webtorch.sparse.construction import sparse_coo_tensor, sparse_csr_tensor
 from webtorch.tensors.engine import grad
+from webtorch.tensors.formats import layout as Layout
+from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.formats import sparse_coo, sparse_csr, strided
 from webtorch.tensors.modes import enable_grad
 from webtorch.tensors.override import disabled, flat
@@ -69,27 +73,27 @@ class MaskedTensor(Tensor):
         """Return the mask: True where an element counts."""
         return self._masked_mask
 
-    def to_tensor(self, value: Any) -> Tensor:
+    def to_tensor(self, value: Scalar) -> Tensor:
         """Return a tensor with `value` where nothing counts."""
         return self.get_data().masked_fill(~self._masked_mask, value)
 
-    def contiguous(self, memory_format: Any = None) -> Any:
+    def contiguous(self, memory_format: MemoryFormat | None = None) -> Tensor:
         """Return it with data and mask in order."""
         return (
             self if self.is_contiguous() else self.clone(memory_format=webtorch.contiguous_format)
         )
 
-    def to_dense(self, *_: Any, **__: Any) -> Any:
+    def to_dense(self, *_: object, **__: object) -> Tensor:
         """Return it with data and mask of all elements."""
         return _Laid.apply(self, strided)
 
-    def to_sparse(self, *_: Any, **__: Any) -> Any:
+    def to_sparse(self, *_: object, **__: object) -> Tensor:
         """Return it in coordinates, of the elements that count."""
         return _Laid.apply(self, sparse_coo)
 
     to_sparse_coo = to_sparse
 
-    def to_sparse_csr(self, *_: Any, **__: Any) -> Any:
+    def to_sparse_csr(self, *_: object, **__: object) -> Tensor:
         """Return a matrix with its rows compressed, of the elements that count."""
         if self.ndim != 2:
             raise ValueError(
@@ -97,7 +101,7 @@ class MaskedTensor(Tensor):
             )
         return _Laid.apply(self, sparse_csr)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: Any) -> Tensor:
         return _Moved.apply(self, lambda x: x[index])
 
     def item(self) -> Any:
@@ -110,7 +114,7 @@ class MaskedTensor(Tensor):
         """Return the strides of the data."""
         return self._masked_data.stride(dim)
 
-    def is_contiguous(self, memory_format: Any = webtorch.contiguous_format) -> bool:
+    def is_contiguous(self, memory_format: object = webtorch.contiguous_format) -> bool:
         """Whether the data lie in order."""
         if self.is_sparse:
             raise ValueError("MaskedTensors with sparse data do not have is_contiguous")
@@ -121,7 +125,7 @@ class MaskedTensor(Tensor):
         return self.layout is sparse_coo
 
     @property
-    def layout(self) -> Any:  # type: ignore[override]
+    def layout(self) -> Layout:  # type: ignore[override]
         """The layout of the data."""
         return self._masked_data.layout
 
@@ -144,8 +148,8 @@ class MaskedTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(
-        cls, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+        cls, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         if isinstance(func, Pullback):
             return _pulled_back(func, args, kwargs or {})
         return _call(func, args, kwargs or {})
@@ -166,7 +170,7 @@ def is_masked_tensor(obj: object, /) -> bool:
     return isinstance(obj, MaskedTensor)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return f"{value:8.4f}" if isinstance(value, float) else str(value)
 
 
@@ -234,9 +238,9 @@ def _same_places(a: Tensor, b: Tensor) -> bool:
     return all(webtorch.equal(x, y) for x, y in zip(_parts(a), _parts(b), strict=True))
 
 
-def _masks_match(a: Any, b: Any) -> bool:
+def _masks_match(a: object, b: object) -> bool:
     """Whether two masked tensors have one mask; others fit any."""
-    if not (is_masked_tensor(a) and is_masked_tensor(b)):
+    if not (isinstance(a, MaskedTensor) and isinstance(b, MaskedTensor)):
         return True
     return _tensors_match(a._masked_mask, b._masked_mask)
 
@@ -295,7 +299,7 @@ def _wrapped(data: Any, mask: Any) -> Any:
     return _made(data, mask)
 
 
-def _call(func: OpOverload, args: Any, kwargs: Any) -> Any:
+def _call(func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Return what an operator gives of masked tensors; NotImplemented where it means nothing for these."""
     name = func._opname
     writes = name.endswith("_") and not name.startswith("__")
@@ -337,7 +341,7 @@ def _is_pointwise(entry: Op) -> bool:
     return entry.family == "composite" and (entry.inplace or entry.layout is of_operands)
 
 
-def _pointwise(func: OpOverload, args: Any, kwargs: Any, writes: bool) -> Any:
+def _pointwise(func: OpOverload, args: Args, kwargs: Kwargs, writes: bool) -> Tensor:
     masked = [x for x in flat((*args, *kwargs.values())) if isinstance(x, MaskedTensor)]
     first = masked[0]
     if not all(_masks_match(first, x) for x in masked):
@@ -353,8 +357,8 @@ def _pointwise(func: OpOverload, args: Any, kwargs: Any, writes: bool) -> Any:
                         f"{str(first.layout).rpartition('.')[2]} indices must match. If you need support for this, "
                         "please open an issue on Github."
                     )
-        args = [x.coalesce().values() if type(x) is not MaskedTensor and isinstance(x, Tensor)
-                and x.layout is sparse_coo else x for x in args]  # fmt: skip
+        args = tuple(x.coalesce().values() if type(x) is not MaskedTensor and isinstance(x, Tensor)
+                and x.layout is sparse_coo else x for x in args)  # fmt: skip
         values = func(*_mapped(args, lambda x: x._masked_data.values()), **kwargs)
         data = _with_values(first._masked_data, values)
     else:
@@ -371,7 +375,7 @@ def _all(x: Tensor, dim: Any = None, keepdim: bool = False, mask: Any = None) ->
     return filled.all() if dim is None else filled.all(dim, keepdim)
 
 
-def _by_mask(stem: str, func: OpOverload, args: Any, kwargs: Any) -> Any:
+def _by_mask(stem: str, func: OpOverload, args: Args, kwargs: Kwargs) -> object:
     """Call the function of `webtorch.masked` of an operator's name."""
     x = args[0]
     named = dict(zip([a.name for a in func._schema.arguments[1:]], args[1:], strict=False)) | kwargs
@@ -413,17 +417,17 @@ def _place(x: Tensor, at: Tensor) -> Tensor:
     return (found * steps.to(found.device)).sum()
 
 
-def _where(condition: Tensor, a: Any, b: Any) -> MaskedTensor:
+def _where(condition: Tensor, a: Tensor, b: Tensor) -> MaskedTensor:
     """The elements of two masked tensors, with their masks; all elements of another tensor count."""
     both = [
-        x if is_masked_tensor(x) else _made(x, webtorch.ones_like(x, dtype=webtorch.bool))
+        x if isinstance(x, MaskedTensor) else _made(x, webtorch.ones_like(x, dtype=webtorch.bool))
         for x in (a, b)
     ]
-    found: list[Any] = [webtorch.where(condition, *map(of, both)) for of in (_data, _mask)]
-    return _made(*found)
+    (data, mask), (other, others) = ((x._masked_data, x._masked_mask) for x in both)
+    return _made(webtorch.where(condition, data, other), webtorch.where(condition, mask, others))
 
 
-def _copied(x: MaskedTensor, other: Any, *_: object) -> MaskedTensor:
+def _copied(x: MaskedTensor, other: object, *_: object) -> MaskedTensor:
     if not _masks_match(x, other):
         raise ValueError("args[0] mask and args[1] mask must match but do not")
     x._masked_data.copy_(_mapped(other, _data))
@@ -438,7 +442,7 @@ _OWN: dict[str, Callable[..., Any]] = {"where": _where, "copy_": _copied, "posit
 # ------------------------------------------------------------------------------------------------------------
 
 
-def _pulled_back(func: Pullback, args: Any, kwargs: Any) -> Any:
+def _pulled_back(func: Pullback, args: Args, kwargs: Kwargs) -> object:
     """Return the gradients of an operator's tensors, of masked ones masked."""
     grads, needs, *rest = args
     wanted: list[Tensor] = []
@@ -545,7 +549,7 @@ class _Moved(Function):
         return _made(function(ctx.data), function(ctx.mask))
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Any, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         """Bring the gradient to where the elements came from."""
         data = ctx.data.detach().requires_grad_(True)
         with enable_grad():
@@ -560,18 +564,18 @@ class _Laid(Function):
     """A masked tensor in another layout."""
 
     @staticmethod
-    def forward(ctx: Any, x: MaskedTensor, layout: Any) -> MaskedTensor:
+    def forward(ctx: Any, x: MaskedTensor, layout: Layout) -> MaskedTensor:
         """Return the elements that count, or all of them."""
         ctx.mask = x._masked_mask
         return _in_layout(x, layout, x._masked_mask)
 
     @staticmethod
-    def backward(ctx: Any, g: MaskedTensor) -> tuple[Any, None]:
+    def backward(ctx: Any, g: MaskedTensor) -> tuple[Tensor, None]:
         """Bring the gradient into the layout of the operand."""
         return _in_layout(g, ctx.mask.layout, ctx.mask), None
 
 
-def _in_layout(x: MaskedTensor, layout: Any, mask: Tensor) -> MaskedTensor:
+def _in_layout(x: MaskedTensor, layout: Layout, mask: Tensor) -> MaskedTensor:
     data = x._masked_data
     if data.layout is layout:
         return _made(data, x._masked_mask)

@@ -72,6 +72,7 @@ class Bucket(Memory):
 
     @storage.setter
     def storage(self, storage: Storage | None) -> None:
+        """Take another storage: what was given to the last one is forgotten."""
         self.given.clear()
         _place.__set__(self, storage)
 

@@ -175,6 +175,7 @@ def _follow_forward_mode() -> None:
     composing: list[torch.library.Library] = []
 
     def follow() -> None:
+        """Put the composition in the operator's place while forward mode is on, and take it out after."""
         if composing and module._current_level < 0:
             composing.pop()._destroy()
         elif not composing and module._current_level >= 0:

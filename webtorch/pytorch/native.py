@@ -11,8 +11,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-import sysconfig
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from webtorch.ir.graph import Node
@@ -508,6 +508,16 @@ end:
 _MOST = 8
 
 
+@functools.cache
+def _code() -> ModuleType | None:
+    """Return what makes functions of machine code; None without NumPy."""
+    try:
+        from webtorch.runtime.backends.cpu import slots
+    except ImportError:
+        return None
+    return slots
+
+
 def assembled(
     text: str,
     names: tuple[str, ...],
@@ -515,30 +525,12 @@ def assembled(
     words: Sequence[str],
     others: Mapping[str, int],
 ) -> Sequence[int] | None:
-    """Return where the functions of a text are (see `slots.text`); None where there is no machine code, or objects are
-    of another making.
-    """
-    if sys.platform == "win32" or sys.implementation.name != "cpython":
+    """Return where the functions of a text are (see `slots.assembled`); None where there are none."""
+    code = None if sys.platform == "win32" else _code()
+    if code is None:
         return None
-    if ctypes.sizeof(ctypes.c_void_p) != 8 or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return None
-    try:
-        from webtorch.runtime.backends.cpu import jit, slots
-    except ImportError:
-        # Without NumPy.
-        return None
-    if not jit.available():
-        return None
-    try:
-        return jit.assemble(slots.text(text, classes, words, others), names)
-    except LookupError:
-        return None
-
-
-def cells(objects: Sequence[object], numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
-    """Return words that `self` may point to: objects, which somebody else holds, and numbers."""
-    words = [*map(id, objects), *numbers]
-    return (ctypes.c_int64 * len(words))(*words)
+    addresses: Sequence[int] | None = code.assembled(text, names, classes, words, others)
+    return addresses
 
 
 def function(
@@ -548,12 +540,11 @@ def function(
     numbers: Sequence[int],
     kept: object = None,
 ) -> Callable[..., Any]:
-    """Return machine code as a function of Python's, whose `self` are words: objects, and numbers. It
-    holds the objects, and what is `kept` for it."""
-    from webtorch.runtime.backends.cpu import launch
-
-    words = cells(objects, numbers)
-    return launch.builtin(name, address, words, (words, objects, kept))
+    """Return machine code as a function of Python's (see `slots.function`)."""
+    code = _code()
+    assert code is not None
+    made: Callable[..., Any] = code.function(name, address, objects, numbers, kept)
+    return made
 
 
 @functools.cache
@@ -598,6 +589,8 @@ def recorder(plan: Plan) -> Callable[..., Any] | None:
     if plan.make is not tuple or len(plan.places) > _MOST:
         return None
     results = [known(p, "call", p.attrs, (), p.shape, p.kind, p.attrs[0]) for p in plan.places]
-    blocks = [cells(*result) for result in results]
+    code = _code()
+    assert code is not None
+    blocks = [code.cells(*result) for result in results]
     numbers = [len(blocks), *map(ctypes.addressof, blocks)]
     return function(b"record", several, [], numbers, (blocks, results, plan.leaves))

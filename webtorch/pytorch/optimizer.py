@@ -61,6 +61,7 @@ class _Update:
         begun, free = kinds.begin((flags, *numbers))
 
         def record(row: Row) -> None:
+            """Record the step of one parameter."""
             nonlocal are_free, begun, free
             if kinds.free is not are_free:
                 # They were found to be worked with.

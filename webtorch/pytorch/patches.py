@@ -133,6 +133,7 @@ def _default_type() -> None:
     module: Any = torch._C
 
     def follow() -> None:
+        """Take PyTorch's default type over."""
         kind = TO_WEBTORCH[torch.get_default_dtype()]
         set_default_dtype(float32 if kind in UNSUPPORTED and is_narrowed() else kind)
 

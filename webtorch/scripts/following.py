@@ -543,6 +543,24 @@ class Follower:
             self.run = Run(self.root)
             self.run.refused = why
 
+    def _take_stopped(self, run: Run, note: Note, name: str) -> None:
+        """Note a call that ended when what it waited for was computed."""
+        if self.run is run and not self.computed:
+            try:
+                self.take(run, note.stopped())
+            except Refused as reason:
+                self.give_up(f"{name}: {reason}")
+
+    def _called_beside(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> object:
+        """Make a call that stands beside and of which no note can be made; it is refused where it stays pending."""
+        run = self.run
+        out = self.inside(callee, args, kwargs)
+        if self.run is run and not (is_computed(out) and not self.computed):
+            self.give_up(why)
+            if self.computed:
+                self.begin()
+        return out
+
     def usual(self, callee: Callee, args: Args, kwargs: Kwargs, why: str) -> object:
         """Make a call that cannot stand in a script, nor what follows until something is computed."""
         self.give_up(why)
@@ -1009,14 +1027,8 @@ class Follower:
             note = Note(run, callee, args, kwargs)
         except Refused as reason:
             run.forget_given(*counts)
-            if beside:
-                out = self.inside(callee, args, kwargs)
-                if self.run is run and not (is_computed(out) and not self.computed):
-                    self.give_up(f"{callee.name}: {reason}")
-                    if self.computed:
-                        self.begin()
-                return out
-            return self.usual(callee, args, kwargs, f"{callee.name}: {reason}")
+            called = self._called_beside if beside else self.usual
+            return called(callee, args, kwargs, f"{callee.name}: {reason}")
         places = note.places()
         if places:
             self.varying.update(note.differing(places))
@@ -1031,11 +1043,7 @@ class Follower:
         try:
             out = self.inside(callee, args, kwargs)
         except EnoughComputed:
-            if self.run is run and not self.computed:
-                try:
-                    self.take(run, note.stopped())
-                except Refused as reason:
-                    self.give_up(f"{callee.name}: {reason}")
+            self._take_stopped(run, note, callee.name)
             raise
         except BaseException:
             run.forget_given(*counts)

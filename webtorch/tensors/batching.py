@@ -267,6 +267,7 @@ def _rule(kind: str) -> Callable[[_Rule], _Rule]:
     """Register the rule of one kind of nodes."""
 
     def register(rule: _Rule) -> _Rule:
+        """Note a rule by its kind."""
         _RULES[kind] = rule
         return rule
 

@@ -110,6 +110,7 @@ class _Mode(threading.local):
 
     @forward_enabled.setter
     def forward_enabled(self, value: bool) -> None:
+        """Let forward mode rest, or go on with what was on before."""
         if value and self.forward_paused is not None:
             self.forward, self.forward_paused = self.forward_paused, None
         elif not value and self.forward_paused is None:
@@ -128,6 +129,7 @@ def stand_in(function: Callable[..., object], *args: object) -> Any:
     failed: list[BaseException] = []
 
     def run() -> None:
+        """Call the function with this thread's modes."""
         for one, values in zip(carried, kept, strict=True):
             vars(one).update(values)
         try:

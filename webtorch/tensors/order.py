@@ -55,6 +55,7 @@ def _popped(heap: list[tuple[int, GradFn]], pushed: list[tuple[int, GradFn]]) ->
     """
 
     def up(hole: int, item: tuple[int, GradFn]) -> None:
+        """Move an item up from a hole to where it belongs."""
         while hole and heap[(hole - 1) // 2][0] < item[0]:
             heap[hole] = heap[(hole - 1) // 2]
             hole = (hole - 1) // 2

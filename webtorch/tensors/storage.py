@@ -50,6 +50,7 @@ class Left(Counter):
 
     @version.setter
     def version(self, count: int) -> None:
+        """Set the count, also where it is kept for several."""
         self.last, home = count, self.home()
         if home is not None:
             home.version = count

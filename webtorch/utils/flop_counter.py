@@ -51,6 +51,7 @@ def register_flop_formula(targets: object, get_raw: bool = False) -> Callable[[F
         found = formula if get_raw else shape_wrapper(formula)
 
         def register(target: object) -> None:
+            """Register it for one operator."""
             if not isinstance(target, OpOverloadPacket) and not hasattr(target, "_qualname"):
                 raise ValueError(
                     "register_flop_formula(targets): expected each target to be OpOverloadPacket (i.e. "

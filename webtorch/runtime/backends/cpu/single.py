@@ -9,17 +9,14 @@ there. It lets no other thread run between its last look and the end.
 
 from __future__ import annotations
 
-import ctypes
 import struct
 import sys
-import sysconfig
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Form, Node, Recorded
-from webtorch.runtime.backends.cpu import jit, launch, slots
+from webtorch.runtime.backends.cpu import launch, slots
 from webtorch.runtime.backends.cpu.memory import MEMORY, Block, CpuBuffer, rounded
 
 # A value has so many sources at most.
@@ -30,7 +27,6 @@ _SMALL = 256
 # of the node, as a floating-point number or an integer.
 CONSTANT, SOURCE, RESULT, FLOAT, WHOLE = range(5)
 
-_WORD = ctypes.sizeof(ctypes.c_void_p)
 # The words that `self` points to.
 _WORDS = (
     "owner", "node", "form", "recorded", "known", "buffer", "block", "none", "false", "computed", "empty", "pop",
@@ -495,46 +491,33 @@ nothing:
 """
 
 
-class _Function:
-    """The machine code, for one class of owners; what it is made of lives as long as the process."""
-
-    def __init__(self, owner: type[object], known: type[object]) -> None:
-        classes = {
-            "OWNER": owner, "NODE": Node, "FORM": Form, "KNOWN": known, "BUFFER": CpuBuffer, "BLOCK": Block
-        }  # fmt: skip
-        places = {f"PLAN_{n}": i for i, n in enumerate(_HEAD)}
-        places |= {f"IN_PLAN_{n}": 8 * i for i, n in enumerate(_HEAD)}
-        text = slots.text(_TEXT, classes, _WORDS, places | {"HEAD": len(_HEAD)})
-        (address,) = jit.assemble(text, ("wt_single",))
-        returned = MEMORY.returned
-        self.words = [
-            owner, Node, Form, Recorded, known, CpuBuffer, Block, None, False, "buffer", (), returned.pop,
-            returned.append, MEMORY.take, returned, Exception, bytes, tuple,
-        ]  # fmt: skip
-        self.cells = (ctypes.c_void_p * len(self.words))(*map(id, self.words))
-        self.function = launch.builtin(b"single", address, self.cells)
-
-
-_functions: dict[type[object], _Function] = {}
-_LOCK = threading.Lock()
+_functions: dict[type[object], Callable[..., Any] | None] = {}
 
 
 def function(owner: type[object], known: type[object]) -> Callable[..., Any] | None:
     """Return the function for one class of owners; None where there is no machine code, or objects are of another
     making.
     """
-    if not jit.available() or sys.implementation.name != "cpython" or _WORD != 8:
+    if owner not in _functions:
+        _functions[owner] = _made(owner, known)
+    return _functions[owner]
+
+
+def _made(owner: type[object], known: type[object]) -> Callable[..., Any] | None:
+    classes = {
+        "OWNER": owner, "NODE": Node, "FORM": Form, "KNOWN": known, "BUFFER": CpuBuffer, "BLOCK": Block
+    }  # fmt: skip
+    places = {f"PLAN_{n}": i for i, n in enumerate(_HEAD)} | {"HEAD": len(_HEAD)}
+    places |= {f"IN_PLAN_{n}": 8 * i for i, n in enumerate(_HEAD)}
+    addresses = slots.assembled(_TEXT, ("wt_single",), classes, _WORDS, places)
+    if addresses is None:
         return None
-    if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return None
-    with _LOCK:
-        found = _functions.get(owner)
-        if found is None:
-            try:
-                found = _functions[owner] = _Function(owner, known)
-            except LookupError:
-                return None
-    return found.function
+    returned = MEMORY.returned
+    words = [
+        owner, Node, Form, Recorded, known, CpuBuffer, Block, None, False, "buffer", (), returned.pop, returned.append,
+        MEMORY.take, returned, Exception, bytes, tuple,
+    ]  # fmt: skip
+    return slots.function(b"single", addresses[0], words)
 
 
 def bits(value: float, letter: str) -> int:

@@ -1,10 +1,17 @@
-"""Where objects keep their slots, for machine code that reads and makes them. Standard library only."""
+"""Where objects keep their slots, and functions of machine code that read and make them. Imports this backend's
+modules.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Mapping, Sequence
+import sys
+import sysconfig
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from webtorch.runtime.backends.cpu import jit, launch
 
 
 class _Member(ctypes.Structure):
@@ -85,3 +92,43 @@ def text(
 
     names = re.sub(rf"\b({'|'.join(known)})\b", place, text)
     return _HELP + re.sub(r"\b([A-Z][A-Z_]*[A-Z])_([a-z_]+)\b", place, names)
+
+
+def assembled(
+    source: str,
+    names: tuple[str, ...],
+    classes: Mapping[str, type[object]],
+    words: Sequence[str],
+    others: Mapping[str, int],
+) -> Sequence[int] | None:
+    """Return where the functions of a text are (see `text`); None where there is no machine code, or objects are of
+    another making.
+    """
+    if not jit.available() or sys.implementation.name != "cpython":
+        return None
+    if ctypes.sizeof(ctypes.c_void_p) != 8 or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return None
+    try:
+        return jit.assemble(text(source, classes, words, others), names)
+    except LookupError:
+        return None
+
+
+def cells(objects: Sequence[object], numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    """Return words that `self` may point to: objects, which somebody else holds, and numbers."""
+    words = [*map(id, objects), *numbers]
+    return (ctypes.c_int64 * len(words))(*words)
+
+
+def function(
+    name: bytes,
+    address: int,
+    objects: Sequence[object],
+    numbers: Sequence[int] = (),
+    kept: object = None,
+) -> Callable[..., Any]:
+    """Return machine code as a function of Python's, whose `self` are words: objects, and numbers. It holds the
+    objects, and what is `kept` for it.
+    """
+    words = cells(objects, numbers)
+    return launch.builtin(name, address, words, (words, objects, kept))

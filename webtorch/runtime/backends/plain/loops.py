@@ -7,9 +7,8 @@ memory. Each value is computed in the outermost loop that knows what it depends 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import bool_, float32, float64, int32, int64, uint64
@@ -18,10 +17,10 @@ from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.ir.view import numel
 from webtorch.lower.affine import affine
 from webtorch.lower.bounds import bounds
+from webtorch.lower.walk import Dep, ValueWalk
 from webtorch.runtime.backends.plain.assembly import END, GET, IF, SET, Value
 from webtorch.runtime.backends.plain.scalars import LIBRARY, Scalars
 
-Dep: TypeAlias = int | tuple[str, int]
 # Rows and vectors of a tile of a product, and terms that are added in one go.
 ROWS, WIDTH, BLOCK = 4, 8, 256
 # Products of less work are not worth packing their operands, and larger ones would take too much memory.
@@ -43,12 +42,13 @@ class _Scope:
     code: bytearray = field(default_factory=bytearray)
 
 
-class Loops(Scalars):
+class Loops(ValueWalk[Value], Scalars):
     """Writes the loops of a kernel."""
 
     def __init__(self, kernel: Kernel) -> None:
         params = [int32] * len(kernel.buffers) + list(kernel.args) + [int32, int32]
-        super().__init__(params)
+        ValueWalk.__init__(self)
+        Scalars.__init__(self, params)
         self.kernel = kernel
         self.dims = kernel.outer + kernel.inner
         self.first_inner = len(kernel.outer)
@@ -58,9 +58,7 @@ class Loops(Scalars):
         # Bytes of scratch memory that are needed.
         self.nbytes = 0
         self.scopes: list[_Scope] = []
-        self.dep_memo: dict[Expr, frozenset[Dep]] = {}
         self.bounds_memo: dict[Expr, Range] = {}
-        self.alive: list[Expr] = []
 
     # -- scopes
 
@@ -136,20 +134,6 @@ class Loops(Scalars):
 
     # -- values
 
-    def deps(self, root: Expr) -> frozenset[Dep]:
-        """Return the loop variables and reductions that a value needs; those of one turn are known everywhere."""
-        if root not in self.dep_memo:
-            for node in ex.walk(root):
-                if node in self.dep_memo:
-                    continue
-                found: frozenset[Dep] = frozenset().union(*[self.dep_memo[a] for a in node.args])
-                if node.op == "index" and self.dims[node.value[0]] > 1:
-                    found = frozenset({node.value[0]})
-                elif node.op == "reduced":
-                    found = frozenset({("reduced", node.value)})
-                self.dep_memo[node] = found
-        return self.dep_memo[root]
-
     def find(self, node: Expr) -> Value | None:
         """Return a value that is there already."""
         match node.op:
@@ -162,38 +146,19 @@ class Loops(Scalars):
                 return self.constant(0, int32) if self.dims[d] <= 1 else self.known(("index", d))
         return self.known(node)
 
-    def value(self, root: Expr) -> Value:
-        """Return a value, computed before in the outermost loop that can."""
-        stack = [root]
-        while stack:
-            node = stack[-1]
-            if self.find(node) is not None:
-                stack.pop()
-                continue
-            operands = node.args
-            if node.op == "load":
-                operands = (*self.leaves(node.args[0]), *node.args[1:])
-            missing = [a for a in operands if self.find(a) is None]
-            if missing:
-                stack += reversed(missing)
-                continue
-            stack.pop()
-            inside = self.out
-            scope = self.within(self.deps(node))
-            self.compute(node, scope)
-            self.out = inside
-        found = self.find(root)
-        assert found is not None
-        return found
+    def operands(self, node: Expr) -> Iterable[Expr]:
+        """Return the nodes that must be there before a node is computed."""
+        if node.op == "load":
+            return (*self.leaves(node.args[0]), *node.args[1:])
+        return node.args
 
-    def ready(self, node: Expr) -> Value:
-        """Return a value that has been computed."""
-        found = self.find(node)
-        assert found is not None
-        return found
+    def compute(self, node: Expr) -> None:
+        """Write a value whose operands are there, in the outermost loop that can."""
+        inside = self.out
+        self._compute(node, self.within(self.deps(node)))
+        self.out = inside
 
-    def compute(self, node: Expr, scope: _Scope) -> None:
-        """Write a value whose operands are there."""
+    def _compute(self, node: Expr, scope: _Scope) -> None:
         match node.op:
             case "load":
                 dtype = self.kernel.buffers[node.value].dtype
@@ -210,11 +175,7 @@ class Loops(Scalars):
                 found = self.bitcast(self.ready(node.args[0]), node.dtype)
             case "philox":
                 lanes = self.philox(*map(self.ready, node.args))
-                for lane, bits in enumerate(lanes):
-                    of_lane = ex.make("philox", node.dtype, node.args, lane)
-                    self.dep_memo[of_lane] = self.deps(node)
-                    scope.names[of_lane] = bits
-                    self.alive.append(of_lane)
+                scope.names.update(zip(self.lanes(node), lanes, strict=True))
                 return
             case _ if self.divides(node):
                 divisor = node.args[1].value

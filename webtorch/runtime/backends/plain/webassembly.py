@@ -169,11 +169,13 @@ class Written:
         numbers: dict[int, Value] = {}
 
         def address(number: int) -> Value:
+            """Return the address of a buffer, loaded once."""
             if number not in numbers:
                 numbers[number] = m.load(int32, block, 4 * number)
             return numbers[number]
 
         def argument(number: int, dtype: DType) -> Value:
+            """Return an argument of a step in its type."""
             wide = float64 if dtype.kind == "float" else int64
             return m.converted(m.load(wide, block, self.arguments + 8 * number), dtype)
 

@@ -229,21 +229,22 @@ class WebGPUBackend:
     def render(self, routine: Routine, varying: bool = False) -> Sequence[WgslPass]:
         """Return the WGSL passes of a routine, rendered once; `varying` is as in `compile`."""
         if varying:
-            from webtorch.lower.wgsl import render
-
-            return render(routine, replace(self.limits, varying=True), self.engine)
+            return self._text(routine, replace(self.limits, varying=True))
         found = self._rendered.get(routine)
         if found is None:
             if self._tunes and isinstance(routine, Matmul | Convolution):
                 self._tune(routine)
-            if self._renderer is None:
-                from webtorch.lower.wgsl import render
-
-                self._renderer = render
-            found = self._rendered[routine] = self._renderer(routine, self.limits, self.engine)
+            found = self._rendered[routine] = self._text(routine, self.limits)
             if len(self._rendered) > 4096:
                 self._rendered.popitem(last=False)
         return found
+
+    def _text(self, routine: Routine, limits: Limits) -> Sequence[WgslPass]:
+        if self._renderer is None:
+            from webtorch.lower.wgsl import render
+
+            self._renderer = render
+        return self._renderer(routine, limits, self.engine)
 
     def kept_key(self) -> str | None:
         """Return what programs and kernels depend on besides `limits`."""
