@@ -205,8 +205,8 @@ def test_complex_weights_become_unitary(way: str) -> None:
         utils.parametrizations.orthogonal(layer, orthogonal_map=way, use_trivialization=base)
         eye = webtorch.eye(4, dtype=webtorch.complex64)
         assert webtorch.allclose(layer.weight.mH @ layer.weight, eye, atol=1e-5)
+    layer = nn.Linear(2, 3, dtype=webtorch.complex64)
     with pytest.raises(ValueError, match="householder parametrization does not support complex"):
-        layer = nn.Linear(2, 3, dtype=webtorch.complex64)
         utils.parametrizations.orthogonal(layer, orthogonal_map="householder")
 
 
