@@ -198,6 +198,18 @@ def test_orthogonal_weights_without_a_base(shape: tuple[int, int]) -> None:
                 layer.weight = wanted
 
 
+@pytest.mark.parametrize("way", ["matrix_exp", "cayley"])
+def test_complex_weights_become_unitary(way: str) -> None:
+    for base in (True, False):
+        layer = nn.Linear(4, 4, dtype=webtorch.complex64)
+        utils.parametrizations.orthogonal(layer, orthogonal_map=way, use_trivialization=base)
+        eye = webtorch.eye(4, dtype=webtorch.complex64)
+        assert webtorch.allclose(layer.weight.mH @ layer.weight, eye, atol=1e-5)
+    layer = nn.Linear(2, 3, dtype=webtorch.complex64)
+    with pytest.raises(ValueError, match="householder parametrization does not support complex"):
+        utils.parametrizations.orthogonal(layer, orthogonal_map="householder")
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_batch_norm_folds_into_the_layer_before(bias: bool, device: str) -> None:
     torch.manual_seed(0)

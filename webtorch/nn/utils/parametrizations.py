@@ -139,7 +139,8 @@ _MAPS = ("matrix_exp", "cayley", "householder")
 def _orthogonalized(matrix: Tensor) -> Tensor:
     """Return the orthogonal factor whose triangular one has a positive diagonal."""
     q, r = linalg.qr(matrix)
-    signs = webtorch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(q.dtype)
+    diagonal = r.diagonal(dim1=-2, dim2=-1)
+    signs = webtorch.where(diagonal == 0, 1.0, diagonal.sgn())
     return q * signs.unsqueeze(-2)
 
 
@@ -148,7 +149,7 @@ def _is_orthogonal(matrix: Tensor) -> bool:
     columns = matrix.shape[-1]
     eye = webtorch.eye(columns, dtype=matrix.dtype, device=matrix.device)
     eps = 10 * matrix.shape[-2] * webtorch.finfo(matrix.dtype).eps
-    return bool(((matrix.mT @ matrix - eye).abs() <= eps).all())
+    return bool(((matrix.mH @ matrix - eye).abs() <= eps).all())
 
 
 class _Orthogonal(Module):
@@ -181,7 +182,7 @@ class _Orthogonal(Module):
             q = q * x.detach().diagonal(dim1=-2, dim2=-1).trunc().unsqueeze(-2)
         else:
             lower = F.pad(x.tril(), (0, n - k))
-            skew = lower - lower.mT
+            skew = lower - lower.mH
             if self.orthogonal_map == "matrix_exp":
                 q = linalg.matrix_exp(skew)
             else:
@@ -247,11 +248,16 @@ def orthogonal(
             f"Expected a matrix or batch of matrices. Got a tensor of {weight.dim()} dimensions."
         )
     if orthogonal_map is None:
-        orthogonal_map = "matrix_exp" if weight.shape[-2] == weight.shape[-1] else "householder"
+        square = weight.shape[-2] == weight.shape[-1]
+        orthogonal_map = "matrix_exp" if square or weight.is_complex() else "householder"
     if orthogonal_map not in _MAPS:
         raise ValueError(
             'orthogonal_map has to be one of "matrix_exp", "cayley", "householder". '
             f"Got: {orthogonal_map}"
+        )
+    if weight.is_complex() and orthogonal_map == "householder":
+        raise ValueError(
+            "The householder parametrization does not support complex tensors. Pass orthogonal_map='cayley'."
         )
     made = _Orthogonal(weight, orthogonal_map, use_trivialization=use_trivialization)
     return parametrize.register_parametrization(module, name, made, unsafe=True)
