@@ -310,6 +310,18 @@ def test_deleting_tensors_gives_memory_back(device: str) -> None:
     assert backend.memory_allocated() == before
 
 
+def test_the_accelerator_s_memory_and_device_by_pytorch_s_general_names() -> None:
+    accelerator, before = webtorch.accelerator, webtorch.get_default_device()
+    accelerator.reset_peak_memory_stats()
+    with accelerator.device_index(0):
+        x = webtorch.ones(1 << 16)
+        assert str(x.device) == "webgpu:0" and accelerator.current_device_idx() == 0
+    webtorch.synchronize()
+    assert webtorch.get_default_device() == before
+    assert accelerator.memory_allocated() >= 4 << 16
+    assert accelerator.max_memory_allocated(x.device) >= accelerator.memory_allocated()
+
+
 def test_the_peak_is_counted_and_reset(device: str) -> None:
     backend = _backend(device)
     webtorch.synchronize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import gzip
 import json
 import re
 from collections.abc import Callable
@@ -223,6 +224,23 @@ def test_the_trace_is_chrome_s(device: str, tmp_path: Path) -> None:
     assert mine["dur"] > 0 and mine["cat"] == "range"
     for e in kernels:
         assert e["ts"] >= mine["ts"] - 1 and e["dur"] >= 0
+
+
+def test_traces_for_tensorboard_lie_in_a_folder(tmp_path: Path) -> None:
+    handler = webtorch.profiler.tensorboard_trace_handler(
+        str(tmp_path / "log"), "me", use_gzip=True
+    )
+    with webtorch.profile(
+        schedule=webtorch.profiler.schedule(wait=0, warmup=1, active=1), on_trace_ready=handler
+    ) as prof:
+        for _ in range(4):
+            webtorch.ones(3, device="cpu").exp().tolist()
+            prof.step()
+    files = sorted((tmp_path / "log").iterdir())
+    assert len(files) == 2
+    for file in files:
+        assert file.name.startswith("me.") and file.name.endswith(".pt.trace.json.gz")
+        assert json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
 
 
 def test_the_page_holds_everything_and_no_text_ends_its_script(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from webtorch.profiler.timeline import (
     profile,
     record_function,
     schedule,
+    supported_activities,
+    tensorboard_trace_handler,
 )
 
 __all__ = [
@@ -20,4 +22,6 @@ __all__ = [
     "profile",
     "record_function",
     "schedule",
+    "supported_activities",
+    "tensorboard_trace_handler",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Sequence
@@ -197,5 +198,5 @@ def save_trace(found: profile, path: Path) -> None:
                 "args": {"line": e.line, "bytes": e.nbytes, "flops": e.flops, "run": e.run},
             }
         )  # fmt: skip
-    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
-    path.write_text(text, encoding="utf-8")
+    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)

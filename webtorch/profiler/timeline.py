@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -45,6 +48,8 @@ __all__ = [
     "profile",
     "record_function",
     "schedule",
+    "supported_activities",
+    "tensorboard_trace_handler",
 ]
 
 
@@ -498,3 +503,27 @@ def schedule(
         return ProfilerAction.RECORD_AND_SAVE if last else ProfilerAction.RECORD
 
     return action
+
+
+def tensorboard_trace_handler(
+    dir_name: str | Path, worker_name: str | None = None, use_gzip: bool = False
+) -> Callable[[profile], None]:
+    """Return an `on_trace_ready` that writes each trace to a folder, as TensorBoard's profiler plugin reads it.
+
+    `worker_name`: this process in the files' names, by default the host's name and the process's number.
+    """
+    worker = worker_name or f"{socket.gethostname()}_{os.getpid()}"
+
+    def write(found: profile) -> None:
+        """Write the trace of a profile."""
+        folder = Path(dir_name)
+        folder.mkdir(parents=True, exist_ok=True)
+        suffix = ".pt.trace.json.gz" if use_gzip else ".pt.trace.json"
+        found.export_chrome_trace(folder / f"{worker}.{time.time_ns()}{suffix}")
+
+    return write
+
+
+def supported_activities() -> set[ProfilerActivity]:
+    """Return what is measured: the host, and devices."""
+    return set(ProfilerActivity)
