@@ -31,6 +31,7 @@ ELSEWHERE = {
     "test_special.py": "bessel_j0 bessel_j1 bessel_y0 bessel_y1 airy_ai",
     "test_random.py": "bernoulli",
     "test_hash.py": "hash_tensor",
+    "test_fake_quantize.py": "fake_quantize_per_tensor_affine fake_quantize_per_channel_affine",
     "test_dropout.py": """dropout dropout1d dropout2d dropout3d alpha_dropout rrelu
         feature_alpha_dropout gumbel_softmax""",
     "test_resize.py": """interpolate upsample upsample_nearest upsample_bilinear affine_grid
