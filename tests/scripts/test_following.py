@@ -1864,7 +1864,7 @@ def test_full_backward_hooks_of_modules_are_called_in_followed_steps() -> None:
         assert found[1] == plain[1] == [False] * 10
 
 
-def test_a_part_that_two_passes_computed_again_is_not_computed_once_more_where_a_script_is_left() -> None:
+def test_a_part_that_two_passes_computed_again_is_so_no_third_time_where_a_script_is_left() -> None:
     def run(left: bool) -> tuple[int, list[float]]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
