@@ -956,6 +956,9 @@ def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, 
     others = {"write-between", "keep-loss", "checkpoint-drop"} | (
         {"critic"} if loop.autocast else set()
     )
+    if loop.autocast == "around" and loop.cached:
+        # There PyTorch computes a checkpointed part again with what it cast of parameters before they were written.
+        others |= {"data-between"}
     if loop.scaled:
         # There parameters count as written where a step is taken back on the device.
         others |= {"late-graph"}

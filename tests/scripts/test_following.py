@@ -1864,6 +1864,34 @@ def test_full_backward_hooks_of_modules_are_called_in_followed_steps() -> None:
         assert found[1] == plain[1] == [False] * 10
 
 
+def test_a_part_that_two_passes_computed_again_is_so_no_third_time_where_a_script_is_left() -> None:
+    def run(left: bool) -> tuple[int, list[float]]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        x = torch.randn(5, 3)
+        for step in range(8):
+            optimizer.zero_grad()
+            out = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+            loss = out.square().sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+            if left and step == 5:
+                with pytest.raises(RuntimeError, match="a second time"):
+                    torch.autograd.grad(out.sum(), [model[2].bias])
+            optimizer.step()
+        found = [v for p in model.parameters() for v in p.detach().flatten().tolist()]
+        return int(model[1].num_batches_tracked), found
+
+    with scripts(False):
+        count, plain = run(True)
+    assert count == 3 * 8
+    for left in (False, True):
+        with scripts(True) as follower:
+            assert run(left) == (count, pytest.approx(plain, rel=1e-4, abs=1e-6))
+            assert follower().counts["followed"] > 1
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_checkpointed_part_draws_the_same_numbers_again(reentrant: bool) -> None:
     def run(looked: int) -> list[float]:

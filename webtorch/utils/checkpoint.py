@@ -353,6 +353,10 @@ class _Again(Part):
     def pack(self, tensor: Tensor) -> Tensor:
         """Keep a saved tensor. Raises CheckpointError for one too many."""
         number, handles = len(self.looks), self.frame.handles
+        if number == 0:
+            # Here, not after the part: where a script is left its calls are made again, and those of a pass before
+            # another one are to find what was computed for them.
+            self.frame.values = self.values
         if number >= len(handles):
             if not self.frame.complete:
                 # A backward pass runs within forward, which saves more after it.
@@ -464,6 +468,7 @@ class _Frame(Part):
             contextlib.suppress(EnoughComputed),
         ):
             self.function(*args, **dict(zip(self.kwargs, kwargs, strict=True)))
+        self.values = {}
         if self.check and self.complete:
             self._compare(again.looks)
         self.values = again.values
