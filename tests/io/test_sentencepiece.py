@@ -151,3 +151,29 @@ def test_of_gpt_oss_only_the_answer_is_shown() -> None:
     numbers = tokenizer.encode(said)
     assert "".join(streamed(tokenizer, numbers, begins=True)) == "Yes."
     assert ends_of(tokenizer, [tokenizer.special["<|end|>"]]) == {tokenizer.special["<|return|>"]}
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_tokens_that_are_no_text_give_none(kind: str) -> None:
+    made: Any = Tokenizer.train(TEXTS, 300) if kind == "gpt2" else SentencePiece.from_json(bpe(""))
+    told: Any = gguf_tokens(made)
+    count = len(made)
+    texts = ["<unused 3>", "<pad>", "", " ~~ ", "ñ ☃"]  # unused, control, control, user's, plain
+    tokens = told["tokenizer.ggml.tokens"] + texts
+    types = [*told["tokenizer.ggml.token_type"], 5, 3, 3, 4, 1]
+    more = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    if kind == "llama":
+        more["tokenizer.ggml.scores"] = told["tokenizer.ggml.scores"] + [0.0] * 5
+    found = tokenizer_from_gguf(told | more)
+    numbers = [count, count + 1, count + 2, count + 3, count + 4]
+    # As llama.cpp: unused and control tokens give nothing; what is no text of bytes is its own text.
+    assert found.decode(numbers, True) == " ~~ ñ ☃"
+    # A model may know more numbers than there are tokens.
+    assert "".join(streamed(found, [*numbers, 10**6, -1])) == " ~~ ñ ☃"
+    with pytest.raises(IndexError, match="no token has the number 1000000"):
+        found.decode([10**6])
+    for text in ("ab <unused 3>", "a ~~ b"):
+        assert found.decode(found.encode(text, False)) == text
+    assert count not in found.encode("ab <unused 3>")
+    again: Any = gguf_tokens(found)
+    assert again["tokenizer.ggml.token_type"][count:] == [5, 3, 3, 4, 1]

@@ -44,6 +44,22 @@ def test_generate_prints_the_text_alone(trained: Path, capsys: pytest.CaptureFix
     assert "top_p is 2.0; 0.0 to 1.0 is wanted" in capsys.readouterr().err
 
 
+def test_who_interrupts_generate_is_told_by_its_status(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = io.StringIO()
+
+    def write(text: str) -> int:
+        """Be interrupted at the first piece."""
+        monkeypatch.undo()
+        raise KeyboardInterrupt(text)
+
+    monkeypatch.setattr(said, "write", write, raising=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", said)
+        assert cli.main(["generate", str(trained), "def ", "--device", "cpu"]) == 130
+
+
 @pytest.mark.parametrize("name", ["absent.gguf", "wrong.gguf"])
 def test_what_is_no_model_is_said(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -116,6 +116,9 @@ def test_damaged_and_hostile_files_are_refused_in_words(trained: Path, tmp_path:
     heads = struct.pack("<II", 4, 2)
     with pytest.raises(ModelError, match="num_attention_heads is 0, a size is wanted"):
         read_config(changed(b"llama.attention.head_count", heads, struct.pack("<II", 4, 0)))
+    blocks = struct.pack("<II", 4, 2)
+    with pytest.raises(ModelError, match="num_hidden_layers is 2147483647; at most 4096"):
+        read_config(changed(b"llama.block_count", blocks, struct.pack("<II", 4, 2**31 - 1)))
     with pytest.raises(ModelError, match="has the shape"):
         load(changed(b"llama.attention.head_count", heads, struct.pack("<II", 4, 1)), "cpu")
     with pytest.raises(ModelError, match="'lambs' is not known; llama, qwen2"):

@@ -19,4 +19,5 @@ def main(options: argparse.Namespace, console: Console) -> int:
         prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
         answer = model.generate(prompt, sampling_of(options), most=options.max_tokens)
         print_answer(answer, quiet)
-    return 0
+    # Who interrupts it is told so, as by other programs.
+    return 0 if answer.finish else 130

@@ -42,6 +42,7 @@ class SentencePiece:
         unknown: int = 0,
         strip: Sequence[str] = (),
         kept: Sequence[str] = (),
+        unused: Iterable[int] = (),
     ) -> None:
         """Make a tokenizer of its parts.
 
@@ -50,7 +51,7 @@ class SentencePiece:
         tokens around an encoding. prefix: where a space is put in front: "each" (the text, and what follows a
         special token), "first" (the text) or "" (nowhere). unknown: the number for what has no token and no bytes.
         strip: special tokens that take the white space behind them. kept: special tokens that are text (runs of
-        spaces or lines, say), and are never skipped.
+        spaces or lines, say), and are never skipped. unused: numbers of tokens that no text has, and that give none.
         """
         if len(tokens) != len(scores):
             raise TokenizerError(f"there are {len(tokens)} tokens and {len(scores)} scores")
@@ -68,12 +69,12 @@ class SentencePiece:
         self._bytes = {int(m[1], 16): i for i, t in enumerate(self.tokens) if (m := _BYTE.match(t))}
         self._byte_of = {i: b for b, i in self._bytes.items()}
         self._longest = max(map(len, self.tokens), default=1)
-        self.kept, stripping = set(kept), set(strip)
+        self.kept, self.unused, stripping = set(kept), set(unused), set(strip)
         # What stands in a text for each.
         self._written = {
             t.replace(_SPACE, " ") if t in self.kept else t: n for t, n in self.special.items()
         }
-        names = sorted(self._written, key=len, reverse=True)
+        names = sorted(filter(None, self._written), key=len, reverse=True)
         parts = [re.escape(n) + (r"(?:\s*)" if n in stripping else "") for n in names]
         self._special = re.compile(f"({'|'.join(parts)})") if names else None
 
@@ -198,8 +199,8 @@ class SentencePiece:
         return text[1:] if self.prefix and text.startswith(" ") else text
 
     def hidden(self) -> set[int]:
-        """Return the special tokens that are no text."""
-        return {n for t, n in self.special.items() if t not in self.kept}
+        """Return the tokens that are no text: special and unused ones."""
+        return {n for t, n in self.special.items() if t not in self.kept} | self.unused
 
     @classmethod
     def from_file(cls, path: FilePath) -> SentencePiece:

@@ -97,6 +97,7 @@ class Tokenizer:
         whole_first: bool = False,
         prefix_space: bool = False,
         kept: Sequence[str] = (),
+        unused: Iterable[int] = (),
     ) -> None:
         """Make a tokenizer of its parts.
 
@@ -104,6 +105,7 @@ class Tokenizer:
         they are joined. pattern: what text is cut into first. special: texts that are one token each.
         before, after: special tokens put around an encoding. whole_first: a piece that is a token is
         not cut. prefix_space: text begins with a space. kept: special tokens that are text, and are never skipped.
+        unused: numbers of tokens that no text has, and that give none.
         """
         self.vocab = dict(vocab)
         self.merges = [(a, b) for a, b in merges]
@@ -111,7 +113,7 @@ class Tokenizer:
         self.special = dict(special or {})
         self.before, self.after = list(before), list(after)
         self.whole_first, self.prefix_space = whole_first, prefix_space
-        self.kept = set(kept)
+        self.kept, self.unused = set(kept), set(unused)
         for name in (*self.before, *self.after):
             if name not in self.special:
                 raise TokenizerError(f"{name!r} is no special token")
@@ -119,7 +121,7 @@ class Tokenizer:
         self._texts = {n: t for t, n in self.vocab.items()}
         self._special_texts = {n: t for t, n in self.special.items()}
         self._pieces = _expression(pattern)
-        names = sorted(self.special, key=len, reverse=True)
+        names = sorted(filter(None, self.special), key=len, reverse=True)
         self._special = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
         self._known: dict[str, list[int]] = {}
 
@@ -190,8 +192,8 @@ class Tokenizer:
         return b"".join(pieces).decode("utf-8", "replace")
 
     def hidden(self) -> set[int]:
-        """Return the special tokens that are no text."""
-        return {n for t, n in self.special.items() if t not in self.kept}
+        """Return the tokens that are no text: special and unused ones."""
+        return {n for t, n in self.special.items() if t not in self.kept} | self.unused
 
     def piece(self, number: int) -> bytes:
         """Return the bytes of a token. Raises IndexError for a number that no token has."""
@@ -199,7 +201,12 @@ class Tokenizer:
             return self._special_texts[number].encode()
         if number not in self._texts:
             raise IndexError(f"no token has the number {number}; there are {len(self)}")
-        return bytes([_BYTES[letter] for letter in self._texts[number]])
+        text = self._texts[number]
+        try:
+            return bytes([_BYTES[letter] for letter in text])
+        except KeyError:
+            # A token that is not written in the letters of bytes is its own text, as in Hugging Face's tokenizers.
+            return text.encode("utf-8", "surrogatepass")
 
     # ---- where they come from
 

@@ -82,6 +82,10 @@ _MIXTRAL = {
 }
 
 
+# More would be no model but a damaged number.
+_MOST_LAYERS = 4096
+
+
 def parts(name: str) -> tuple[int | None, str, str]:
     """Return the layer of a weight's name, its name in WEIGHTS, and "weight" or "bias"."""
     path, _, kind = name.rpartition(".")
@@ -199,6 +203,14 @@ def _is_wanted(name: str) -> bool:
     return entry.default is MISSING
 
 
+def _layers(out: Mapping[str, Any], file: str) -> int:
+    """Return how many layers there are. Refuses what would take long to count before it is found to be damaged."""
+    count = out.get("num_hidden_layers") or 0
+    if not isinstance(count, int) or count > _MOST_LAYERS:
+        raise ModelError(f"{file}: num_hidden_layers is {count!r}; at most {_MOST_LAYERS} are read")
+    return count
+
+
 def _pattern(found: Architecture, layers: int) -> tuple[bool, ...]:
     return tuple(not found.pattern or (i + 1) % found.pattern != 0 for i in range(layers))
 
@@ -231,7 +243,7 @@ def config_from_json(data: Mapping[str, Any], file: str = "config.json") -> Conf
             out[name] = value
     if found.name not in ("gpt_oss",):
         out.pop("expert_limit", None)
-    layers = int(out.get("num_hidden_layers") or 0)
+    layers = _layers(out, file)
     out["tie_word_embeddings"] = given(
         data, "tie_word_embeddings", default=found.options.get("tie_word_embeddings", False)
     )
@@ -353,7 +365,7 @@ def config_from_gguf(
     out["qkv_bias"] = "blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes
     out["output_bias"] = "blk.0.attn_output.bias" in shapes
     out["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
-    layers = int(out.get("num_hidden_layers") or 0)
+    layers = _layers(out, file)
     if out.get("num_experts"):
         dense = tuple(f"blk.{i}.ffn_gate_inp.weight" not in shapes for i in range(layers))
         out |= {"dense": dense} if any(dense) else {}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from webtorch.errors import WebtorchError
-from webtorch.llm.tokens import Tokens
+from webtorch.llm.tokens import Tokens, bytes_of
 
 __all__ = ["Grammar", "GrammarError", "Grammars"]
 
@@ -83,14 +83,14 @@ class _Words:
 
     def __init__(self, tokenizer: Tokens, end: int, vocabulary: int) -> None:
         hidden = tokenizer.hidden()
-        count = min(len(tokenizer), vocabulary)
         texts = {n: t.encode() for t, n in tokenizer.special.items()}
         special = {n: b"\xff" + texts.get(n, b"<>") for n in hidden}
         self.tokenizer, self.eos_token_id = tokenizer, end
         self.special_token_ids = sorted(hidden)
-        # Numbers of the model's that no token has.
-        none = (b"\xff<%d>" % i for i in range(count, vocabulary))
-        self.tokens = [special.get(i) or tokenizer.piece(i) for i in range(count)] + list(none)
+        # The last: numbers of the model's that no token has.
+        self.tokens = [
+            special.get(i) or bytes_of(tokenizer, i) or b"\xff<%d>" % i for i in range(vocabulary)
+        ]
 
     def __call__(self, text: bytes | str) -> list[int]:
         if isinstance(text, bytes):

@@ -26,6 +26,7 @@ from webtorch.llm.sampling import Sampling
 from webtorch.llm.template import DEFAULT, Message, render
 from webtorch.llm.tokens import (
     Tokens,
+    bytes_of,
     ends_of,
     gguf_tokens,
     streamed,
@@ -292,7 +293,7 @@ def _draft(
     own = (_folder(place) if place.is_dir() else _gguf(place))["tokenizer"]
     count = min(len(own), len(tokenizer))
     same = own.special == tokenizer.special and all(
-        own.piece(i) == tokenizer.piece(i) for i in range(0, count, 97)
+        bytes_of(own, i) == bytes_of(tokenizer, i) for i in range(0, count, 97)
     )
     if not same:
         raise ModelError(f"{place}: the tokenizer of the model that drafts is another")

@@ -35,6 +35,7 @@ from webtorch.llm.grammar import Grammar
 from webtorch.llm.language import Answer, LanguageModel
 from webtorch.llm.sampling import MOST_LIKELY, Sampling
 from webtorch.llm.template import Message, TemplateError
+from webtorch.llm.tokens import bytes_of
 from webtorch.llm.tools import Call, Form, Reader, form_of
 
 __all__ = ["Served", "application"]
@@ -400,10 +401,10 @@ class _Choice:
         }
 
     def _text(self, token: int) -> str:
-        return self.tokens.piece(token).decode("utf-8", "replace")
+        return bytes_of(self.tokens, token).decode("utf-8", "replace")
 
     def _token(self, token: int, value: float) -> dict[str, Any]:
-        bits = list(self.tokens.piece(token))
+        bits = list(bytes_of(self.tokens, token))
         return {"token": self._text(token), "logprob": max(value, _LEAST), "bytes": bits}
 
 

@@ -14,6 +14,7 @@ from webtorch.io.tokenizer import DIGITS, GPT2, Tokenizer, TokenizerError
 __all__ = [
     "Tokens",
     "alike",
+    "bytes_of",
     "ends_of",
     "gguf_tokens",
     "streamed",
@@ -29,6 +30,7 @@ class Tokens(Protocol):
     before: list[str]
     after: list[str]
     kept: set[str]
+    unused: set[int]
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the numbers of a text's tokens."""
@@ -40,7 +42,7 @@ class Tokens(Protocol):
         """Return the bytes of a token."""
 
     def hidden(self) -> set[int]:
-        """Return the special tokens that are no text."""
+        """Return the tokens that are no text: special and unused ones."""
 
     def __len__(self) -> int:
         """Return one more than the largest number."""
@@ -71,7 +73,7 @@ ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<|eom_id|>",
     "<|return|>", "<|call|>", "</s>", "<eos>",
 )  # fmt: skip
-_CONTROL, _USER = 3, 4
+_CONTROL, _USER, _UNUSED = 3, 4, 5
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str = "the file") -> Tokens:
@@ -95,6 +97,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str = "the file") -> 
     }
 
     kept = [t for t, k in zip(tokens, types, strict=True) if k == _USER]
+    unused = [i for i, k in enumerate(types) if k == _UNUSED]
 
     def named(name: str, wanted: bool) -> list[str]:
         """Return the text of the token that begins or ends texts, where it is wanted."""
@@ -120,7 +123,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str = "the file") -> 
             {t: i for i, t in enumerate(tokens) if t not in special},
             [(a, b) for a, b in pairs], pattern=PATTERNS[pre], special=special, before=before,
             after=after, whole_first=pre in _WHOLE, prefix_space=bool(said("add_space_prefix", False)),
-            kept=kept,
+            kept=kept, unused=unused,
         )  # fmt: skip
     if kind not in ("llama", "t5"):
         raise TokenizerError(
@@ -131,6 +134,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str = "the file") -> 
     return SentencePiece(
         tokens, scores, unigram=kind == "t5", special=special, before=before, after=after,
         prefix="each" if said("add_space_prefix", True) else "", unknown=said("unknown_token_id", 0), kept=kept,
+        unused=unused,
     )  # fmt: skip
 
 
@@ -168,7 +172,10 @@ def gguf_tokens(tokenizer: Tokens, pre: str = "") -> dict[str, object]:
                 scores[number] = -float(i)
         say("scores", scores + [0.0] * (count - len(scores)))
     say("tokens", [known.get(i, f"[PAD{i}]") for i in range(count)])
-    say("token_type", [_kind(tokenizer, i, texts.get(i)) for i in range(count)])
+    say(
+        "token_type",
+        [_kind(tokenizer, i, texts.get(i)) if i in known else _UNUSED for i in range(count)],
+    )
     for name, around in (("bos", tokenizer.before), ("eos", tokenizer.after)):
         say(f"add_{name}_token", bool(around))
         if around:
@@ -181,9 +188,11 @@ def gguf_tokens(tokenizer: Tokens, pre: str = "") -> dict[str, object]:
 
 
 def _kind(tokenizer: Tokens, number: int, special: str | None) -> int:
-    """Return the kind of a token: 1, 6 for one that is a byte by its name, 3 and 4 for special ones."""
+    """Return the kind of a token: 1, 6 for one that is a byte by its name, 3 and 4 for special ones, 5 for unused."""
     if special is not None:
         return _USER if special in tokenizer.kept else _CONTROL
+    if number in tokenizer.unused:
+        return _UNUSED
     return 6 if isinstance(tokenizer, SentencePiece) and tokenizer.is_byte(number) else 1
 
 
@@ -236,6 +245,14 @@ def _of_channel(tokenizer: Tokens, numbers: Iterable[int]) -> Iterator[int]:
         yield channel
 
 
+def bytes_of(tokenizer: Tokens, number: int) -> bytes:
+    """Return the bytes of a token, none for a number that no token has: models may know more numbers."""
+    try:
+        return tokenizer.piece(number)
+    except IndexError:
+        return b""
+
+
 def streamed(
     tokenizer: Tokens, numbers: Iterable[int], begins: bool = False, shown: Iterable[str] = ()
 ) -> Iterator[str]:
@@ -251,7 +268,7 @@ def streamed(
     if begins and _has_channels(tokenizer):
         numbers = _of_channel(tokenizer, numbers)
     for number in numbers:
-        text = "" if number in hidden else decoder.decode(tokenizer.piece(number))
+        text = "" if number in hidden else decoder.decode(bytes_of(tokenizer, number))
         text = special.get(number, text)
         if strip and text:
             text, strip = text.removeprefix(" "), False
