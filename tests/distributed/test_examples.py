@@ -32,7 +32,7 @@ def run(*arguments: str) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("name", "package", "launcher", "options"),
+    ("name", "packages", "launcher", "options"),
     [
         ("ddp", "torch", _TORCHRUN, ()),
         ("ddp", "torch", (*_TORCHRUN, "-m", "webtorch", "run"), ("--device=cpu",)),
@@ -40,14 +40,15 @@ def run(*arguments: str) -> str:
         ("with_accelerate", "accelerate", _ACCELERATE, ()),
         ("with_lightning", "lightning", (), ()),
         ("with_trainer", "accelerate", _TORCHRUN, ()),
-        ("with_ray", "ray", (), ()),
+        ("with_ray", "ray pandas pyarrow", (), ()),
     ],
 )
 def test_an_example_learns(
-    name: str, package: str, launcher: tuple[str, ...], options: tuple[str, ...]
+    name: str, packages: str, launcher: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
-    if find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+    for package in packages.split():
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     said = run(*launcher, str(EXAMPLES / f"{name}.py"), *options)
     losses = [float(found) for found in re.findall(r"loss (\d+\.\d+)", said)]
     assert losses and losses[-1] < 0.15, said
