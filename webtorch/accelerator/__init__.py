@@ -52,19 +52,23 @@ def empty_cache() -> None:
     webgpu.empty_cache()
 
 
+def _chosen(device: object) -> object:
+    return current_device_index() if device is None else device
+
+
 def memory_allocated(device: object = None, /) -> int:
     """Return the bytes that live tensors hold on a WebGPU device."""
-    return webgpu.memory_allocated(current_device_index() if device is None else device)
+    return webgpu.memory_allocated(_chosen(device))
 
 
 def max_memory_allocated(device: object = None, /) -> int:
     """Return the largest `memory_allocated()` so far."""
-    return webgpu.max_memory_allocated(current_device_index() if device is None else device)
+    return webgpu.max_memory_allocated(_chosen(device))
 
 
 def reset_peak_memory_stats(device: object = None, /) -> None:
     """Start the peak count anew."""
-    webgpu.reset_peak_memory_stats(current_device_index() if device is None else device)
+    webgpu.reset_peak_memory_stats(_chosen(device))
 
 
 def set_device_index(device: object, /) -> None:

@@ -168,10 +168,12 @@ def _native_multi_head_attention(
             f"_native_multi_head_attention: expected query of {embed_dim} features and qkv_weight of {3 * embed_dim} "
             f"rows (embed_dim), got {query.shape[-1]} and {qkv_weight.shape[0]}"
         )
-    padding = mask if mask_type == 1 and mask is not None and mask.ndim == 2 else None
-    if mask is not None:
+    padding = None
+    if mask is not None and mask.ndim == 2 and mask_type == 1:
+        padding, mask = mask, None
+    elif mask is not None and mask.ndim > 3:
         # Of masks of each head, (N, H, L, S), heads of a batch lie one after the other there.
-        mask = None if padding is not None else mask.flatten(0, -3) if mask.ndim > 3 else mask
+        mask = mask.flatten(0, -3)
     query, key, value = (x.transpose(0, 1) for x in (query, key, value))
     out, weights = multi_head_attention_forward(
         query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, None, None, False, 0.0, proj_weight, proj_bias,
