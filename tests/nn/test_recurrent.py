@@ -243,3 +243,12 @@ def test_errors_are_those_of_pytorch(attempt: Any) -> None:
     with pytest.raises(type(expected.value)) as actual:
         attempt(webtorch, nn, rnn)
     assert str(actual.value) == str(expected.value)
+
+
+def test_lengths_on_the_default_device_are_read(device: str) -> None:
+    """A program that names no device has its lengths where its tensors are."""
+    webtorch.set_default_device(device)
+    packed = rnn.pack_padded_sequence(webtorch.ones(3, 2, 4), webtorch.tensor([3, 2]))
+    assert packed.data.device.type == device and packed.batch_sizes.device.type == "cpu"
+    assert packed.batch_sizes.tolist() == [2, 2, 1]
+    assert rnn.pad_packed_sequence(packed)[1].tolist() == [3, 2]

@@ -156,7 +156,9 @@ def pack_padded_sequence(
     if input.numel() == 0:
         raise RuntimeError("Cannot pack empty tensors.")
     if isinstance(lengths, Tensor):
-        if lengths.device.type != "cpu" or lengths.dim() != 1:
+        # Where a program names no device, its lengths lie on the default one, and are read.
+        where = lengths.device
+        if (where.type != "cpu" and where.type != webtorch.get_default_device().type) or lengths.dim() != 1:
             raise RuntimeError(
                 "'lengths' argument should be a 1D CPU int64 tensor, but got "
                 f"{lengths.dim()}D {lengths.device} {lengths.dtype} tensor"
