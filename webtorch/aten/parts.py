@@ -473,7 +473,7 @@ def _attention(
     same = q.ndim == k.ndim == v.ndim == 4 and size == v.shape[-1] and q.shape[1] == k.shape[1]
     if same and not dropout_p and not needs and (attn_mask is None or attn_mask.ndim in (2, 4)):
         options: dict[str, object] = {} if scale is None else {"scale": scale}
-        if q.device.type == "cpu":
+        if q._in_host_memory:
             options |= {} if attn_mask is None else {"attn_mask": attn_mask}
             rest = (0.0, True) if is_causal else ()
             return aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, *rest, **options)[0]

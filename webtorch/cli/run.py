@@ -12,7 +12,7 @@ from types import TracebackType
 
 from webtorch.as_torch import install_as_torch
 from webtorch.functions import public as webtorch
-from webtorch.tensors.device import resolve
+from webtorch.tensors.device import resolve, stand_in_for_cpu
 
 
 def run(
@@ -28,6 +28,10 @@ def run(
     if device is not None:
         resolve(device)
         webtorch.set_default_device(device)
+    chosen = webtorch.get_default_device()
+    if chosen.type == "webgpu":
+        stand_in_for_cpu(chosen)
+        webtorch.set_default_device("cpu")
     install_as_torch()
     sys.argv[:] = [program, *arguments]
     sys.path[0:1] = [os.getcwd() if module else os.path.dirname(os.path.abspath(program))]

@@ -50,7 +50,7 @@ from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.switches import fills_memory
-from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.tensor import Tensor, _transfer
 
 TORCH: tuple[str, ...] = ("torch",)
 
@@ -209,7 +209,9 @@ def _on_array(value: Any, dtype: DType | None = None) -> Tensor:
             "array or make it writable before converting it to a tensor. This type of warning will be "
             "suppressed for the rest of this program."
         )
-    return from_array(value, dtype)
+    made = from_array(value, dtype)
+    home = resolve("cpu")
+    return made if home.kind == "cpu" else _transfer(made, home)
 
 
 # PyTorch's.

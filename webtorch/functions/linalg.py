@@ -194,7 +194,7 @@ def call(
     types = [first.dtype.to_real() if i in real else first.dtype for i in range(len(full))]
     if not all(x.numel() for x in inputs):
         return tuple(fill(s, 0, t, first.device) for s, t in zip(full, types, strict=True))
-    made = None if first.is_cpu or first.is_meta else COMPOSED.get(name)
+    made = None if first._in_host_memory or first.is_meta else COMPOSED.get(name)
     if made is not None:
         return made(*inputs, *params)
     flat = [x.contiguous().reshape((count, *x._shape[-2:])) for x in inputs]
@@ -538,7 +538,7 @@ def _lu(a: Tensor, pivot: bool) -> tuple[Tensor, ...]:
 
 
 def _check_pivot(name: str, a: Tensor, pivot: bool) -> None:
-    if not pivot and a.is_cpu:
+    if not pivot and a._in_host_memory:
         raise RuntimeError(
             f"{name}: LU without pivoting is not implemented on the CPU. Leave pivot=True."
         )
@@ -601,7 +601,7 @@ def permutation_of(pivots: Tensor, rows: int) -> Tensor:
     batch, k = pivots._shape[:-1], pivots._shape[-1]
     if not k:
         return iota(rows, 0, 1, int64, pivots.device).expand((*batch, rows))
-    swaps = cast_to(pivots, float64 if pivots.is_cpu else float32)
+    swaps = cast_to(pivots, float64 if pivots._in_host_memory else float32)
     (found,) = host("permutation", (swaps.reshape((-1, k)),), (rows,), [(numel(batch), rows)])
     return cast_to(found, int64).reshape((*batch, rows))
 
@@ -625,7 +625,7 @@ def lu_unpack(
             "Note: this function is intended to be used with the output produced by "
             "torch.linalg.lu_factor"
         )
-    if unpack_pivots and LU_pivots.is_cpu:
+    if unpack_pivots and LU_pivots._in_host_memory:
         rows = LU_data._shape[-2]
         _check_pivots(
             "torch.lu_unpack",
@@ -702,7 +702,7 @@ def linalg_lu_solve(
             f"({LU._shape[-2]}x{LU._shape[-1]} and {B._shape[-2]}x{B._shape[-1]})"
         )
     rows = LU._shape[-1]
-    if pivots.is_cpu:
+    if pivots._in_host_memory:
         _check_pivots(name, (pivots < 1).any(), "greater or equal to 1")
         _check_pivots(name, (pivots > rows).any(), "smaller or equal to LU.size(-2)")
     p = cast_to(_permutation_matrix(pivots, rows), LU.dtype)

@@ -238,7 +238,7 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
         raise RuntimeError("weights should be 1-d and have the same length as input")
     kind = int64 if weights is None else weights.dtype
     if kind.kind != "float" and weights is not None:
-        kind = float64 if input.device.type == "cpu" else float32
+        kind = float64 if input._in_host_memory else float32
         weights = cast_to(weights, kind)
     n = input.numel()
     if not n:

@@ -72,7 +72,7 @@ def native_layer_norm(
         (x.var(dims, unbiased=False, keepdim=True) + eps).rsqrt(),
     )
     # On the CPU, PyTorch gives them in the input's type unless weights are wider; elsewhere in float32.
-    if input.device.type == "cpu" and (weight is None or weight.dtype is input.dtype):
+    if input._in_host_memory and (weight is None or weight.dtype is input.dtype):
         mean, scale = to_type(mean, input.dtype), to_type(scale, input.dtype)
     return out, mean, scale
 

@@ -112,7 +112,7 @@ def _sample_dirichlet(input: Tensor, generator: Generator | None = None) -> Tens
 
 def _dirichlet_backward(x: Tensor, concentration: Tensor, g: Tensor) -> Tensor:
     # The CPU computes in float64, as PyTorch's does: a small concentration is lost in a sum with a large one.
-    kind = float64 if x.device.type == "cpu" and not records_for_pages() else x.dtype
+    kind = float64 if x._in_host_memory and not records_for_pages() else x.dtype
     counts = cast_to(concentration, kind)
     total = movement.expand(counts.sum(-1, keepdim=True), counts._shape)
     slope = cast_to(dirichlet_grad(cast_to(x, kind), counts, total), x.dtype)

@@ -357,7 +357,7 @@ def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
 
     On the CPU of floats only, as in PyTorch; elsewhere of integers, too.
     """
-    if input.device.type == "cpu" and not input.dtype.is_floating_point and max >= min:
+    if input._in_host_memory and not input.dtype.is_floating_point and max >= min:
         raise NotImplementedError(f"histc: not implemented for {input.dtype} on the CPU")
     return _histc(input, bins, min, max)
 

@@ -131,7 +131,7 @@ class PackedTensor(_Packed):
         What is recorded for pages reads words, on the CPU too.
         """
         form = _format(format)
-        on_cpu, in_bytes = blocks.device.type == "cpu", blocks.dtype is uint8
+        on_cpu, in_bytes = blocks._in_host_memory, blocks.dtype is uint8
         if on_cpu and not in_bytes and not records_for_pages():
             nbytes = math.prod(shape[:-1]) * form.row_bytes(shape[-1])
             blocks = blocks.view(uint8)[:nbytes].clone()
@@ -357,7 +357,7 @@ class Transposed(_Packed):
 
 def laid(data: Tensor, form: Format) -> Tensor:
     """Return flat bytes as kernels of their device read them: on the CPU as they are, else as words."""
-    return data if data.device.type == "cpu" else in_words(data, form)
+    return data if data._in_host_memory else in_words(data, form)
 
 
 def in_words(data: Tensor, form: Format) -> Tensor:

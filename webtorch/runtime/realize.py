@@ -164,9 +164,11 @@ class Seen(NamedTuple):
 class Runtime:
     """The pending work of one device and its program cache."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, name: str = "") -> None:
         self.backend = backend
         self.kind = backend.name
+        # What programs call the device: "cpu" where a card computes what they place there (`stand_in_for_cpu`).
+        self.name = name or backend.name
         self.index = backend.index
         self.bounds = backend.bounds
         self.pending: list[weakref.ref[Owner]] = []
@@ -1127,18 +1129,25 @@ class Listener(Protocol):
 
 
 listener: Listener | None = None
-_RUNTIMES: dict[tuple[str, int], Runtime] = {}
+_RUNTIMES: dict[tuple[str, int, str], Runtime] = {}
 _LOCK = threading.Lock()
 
 
-def runtime_for(kind: str, index: int) -> Runtime:
-    """Return the runtime of a device, opening the device on first use. Raises DeviceError."""
-    found = _RUNTIMES.get((kind, index))
+def runtime_for(kind: str, index: int, name: str = "") -> Runtime:
+    """Return the runtime of a device, opening the device on first use. Raises DeviceError.
+
+    name: what programs call the device, if not by its kind. Two runtimes of a device compute one at a time.
+    """
+    found = _RUNTIMES.get((kind, index, name or kind))
     if found is None:
         with _LOCK:
-            found = _RUNTIMES.get((kind, index))
+            found = _RUNTIMES.get((kind, index, name or kind))
             if found is None:
-                found = _RUNTIMES[kind, index] = Runtime(get_backend(kind, index))
+                found = Runtime(get_backend(kind, index), name)
+                others = [r for r in _RUNTIMES.values() if r.backend is found.backend]
+                if others:
+                    found.lock = others[0].lock
+                _RUNTIMES[kind, index, name or kind] = found
     return found
 
 

@@ -136,7 +136,7 @@ def forget_written() -> None:
 def _eligible(x: object, kind: str) -> bool:
     return (
         isinstance(x, Tensor)
-        and x._storage.runtime.kind == kind
+        and x._storage.runtime.name == kind
         and x.dtype.kind == "float"
         and x.dtype is not float64
     )
@@ -222,7 +222,7 @@ class Autocasting:
             return _off(None, run, args, kwargs)
         tensors = list(_tensors(args, kwargs))
         # A number in a 0-d tensor on the CPU goes along with the others.
-        kinds = {t._storage.runtime.kind for t in tensors}
+        kinds = {t._storage.runtime.name for t in tensors}
         kind = "cpu" if kinds == {"cpu"} else "webgpu"
         rule = rules.cpu if kind == "cpu" else rules.gpu
         if rule is None or kind not in state.enabled:

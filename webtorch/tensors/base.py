@@ -238,15 +238,20 @@ class TensorBase(Layouts, TensorMethods):
     @plays("place")
     def is_webgpu(self) -> bool:
         """Whether the tensor is on a WebGPU device."""
-        kind = self._storage.runtime.kind
+        kind = self._storage.runtime.name
         return kind == "webgpu" or (kind == "meta" and self.device.type == "webgpu")
 
     @property
     @plays("place")
     def is_cpu(self) -> bool:
         """Whether the tensor is on the CPU."""
-        kind = self._storage.runtime.kind
+        kind = self._storage.runtime.name
         return kind == "cpu" or (kind == "meta" and self.device.type == "cpu")
+
+    @property
+    def _in_host_memory(self) -> bool:
+        """Whether the processor computes what is done with the tensor (`stand_in_for_cpu`)."""
+        return self._storage.runtime.kind == "cpu"
 
     @property
     @plays("place")

@@ -9,7 +9,7 @@ from typing import Any
 from webtorch.ir.dtype import DType, uint8
 from webtorch.ir.graph import Node
 from webtorch.ir.view import is_contiguous, numel
-from webtorch.runtime.realize import Runtime
+from webtorch.runtime.realize import Runtime, runtime_for
 from webtorch.tensors.above import give
 from webtorch.tensors.device import DeviceLike, resolve
 from webtorch.tensors.storage import Storage
@@ -47,7 +47,7 @@ def from_array(array: Any, dtype: DType, lent: bool = True) -> Tensor:
     if dtype.is_complex:
         part = dtype.to_real()
         return complex_of(from_array(array[..., None].view(part.name), part))
-    runtime = resolve("cpu")
+    runtime = runtime_for("cpu", 0)
     backend: Any = runtime.backend
     shape = tuple(array.shape)
     strides = tuple([s // array.itemsize for s in array.strides])

@@ -93,21 +93,32 @@ class _State(threading.local):
 
 _state = _State()
 _chosen: device | None = None
+_stand_in: Runtime | None = None
 _BY_RUNTIME: dict[tuple[str, int], device] = {}
 DeviceLike = device | str | int | None
 
 
 def device_of(runtime: Runtime) -> device:
     """Return the device object of a runtime, as `Tensor.device` shows it."""
-    key = (runtime.kind, runtime.index)
+    key = (runtime.name, runtime.index)
     found = _BY_RUNTIME.get(key)
     if found is None:
         found = _BY_RUNTIME[key] = (
-            device(runtime.kind, runtime.index)
-            if runtime.kind == "webgpu"
-            else device(runtime.kind)
+            device(runtime.name, runtime.index)
+            if runtime.name == "webgpu"
+            else device(runtime.name)
         )
     return found
+
+
+def stand_in_for_cpu(card: device | None) -> None:
+    """Let a card compute what a program places on "cpu", from now on; None is the processor again.
+
+    A program written for PyTorch that names no device, or "cpu" where it finds no CUDA, means one place by both.
+    Raises DeviceError where there is no such card.
+    """
+    global _stand_in
+    _stand_in = None if card is None else runtime_for(card.type, card.index or 0, "cpu")
 
 
 def resolve(where: DeviceLike) -> Runtime:
@@ -118,6 +129,8 @@ def resolve(where: DeviceLike) -> Runtime:
         where = device(where)
     if where.type == "meta":
         return meta_runtime()
+    if where.type == "cpu" and _stand_in is not None:
+        return _stand_in
     if where.type in _OTHERS:
         is_cuda = where.type == "cuda"
         raise (NoCudaError if is_cuda else DeviceError)(

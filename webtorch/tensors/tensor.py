@@ -692,7 +692,12 @@ class Tensor(TensorBase):
                     f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() "
                     "to copy the tensor to host memory first."
                 )
-        return see(self) if self.is_cpu else as_numpy(self._contents(), self)
+        if self._in_host_memory:
+            return see(self)
+        array = as_numpy(self._contents(), self)
+        # A write to a copy of what a program calls "cpu" (`stand_in_for_cpu`) would be lost.
+        array.flags.writeable = force
+        return array
 
     async def numpy_async(self) -> np.ndarray:
         """Return the values as a NumPy array, from any device; other coroutines run meanwhile."""
