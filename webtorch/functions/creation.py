@@ -572,8 +572,9 @@ def from_file(
 ) -> Tensor:  # fmt: skip
     """A 1-d CPU tensor of the first `size` elements of a file, whose memory it is: a shared one writes to it."""
     wanted = chosen_dtype(dtype)
-    if resolve(device).kind != "cpu":
-        raise RuntimeError(f"from_file: only tensors on the CPU lie in files, not on {device}")
+    home = resolve(device)
+    if home.kind != "cpu" and (shared or home.name != "cpu"):
+        raise RuntimeError(f"from_file: only tensors in the host's memory lie in files, not on {home.backend.name}")
     if not size:
         return empty(0, dtype=wanted)
     return frombuffer(_mapped(filename, bool(shared), size * wanted.itemsize), dtype=wanted)

@@ -170,7 +170,8 @@ class Runtime:
         # What programs call the device: "cpu" where a card computes what they place there (`stand_in_for_cpu`).
         self.name = name or backend.name
         self.index = backend.index
-        self.bounds = backend.bounds
+        # Who places float64 on "cpu" has not chosen a device that lacks it: any number of elements is computed.
+        self.bounds = {d: n for d, n in backend.bounds.items() if n < 0} if name else backend.bounds
         self.pending: list[weakref.ref[Owner]] = []
         # By id, the owners of values that are not pending (any more). One that is dead stays until
         # another takes its place in memory, or until there are many.

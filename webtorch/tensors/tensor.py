@@ -89,8 +89,7 @@ class Tensor(TensorBase):
             # On the memory of a storage.
             made = TABLE["empty"](0, device=device).set_(data)
         else:
-            made = TABLE["tensor"](data, device=device)
-            made = made if made.dtype.has_gradient else made.float()
+            made = TABLE["tensor"](data, dtype=ask("get_default_dtype")(), device=device)
         return made if cls is Tensor else Tensor._make_subclass(cls, made)
 
     def __init__(self, *_: object, **__: object) -> None:
@@ -1002,9 +1001,14 @@ def check_type(dtype: DType, shape: Sequence[int], runtime: Runtime) -> None:
     how = "" if bound < 0 else f" in more than {bound} elements"
     why = "floats" if dtype.is_complex else "floats and integers and packed smaller types"
     instead = "complex64" if dtype.is_complex else "float32" if dtype.has_gradient else "int32"
+    on_processor = (
+        "keep the tensor on the CPU"
+        if runtime.name == runtime.kind
+        else "run the program with --device cpu, on the processor"
+    )
     raise DTypeError(
-        f"{dtype} is not available on {device_of(runtime)}{how}: WebGPU has 32-bit {why}. Use "
-        f".to(torch.{instead}) first, or keep the tensor on the CPU."
+        f"{dtype} is not available on {runtime.kind}{how}: WebGPU has 32-bit {why}. Use "
+        f".to(torch.{instead}) first, or {on_processor}."
         + (
             " WEBTORCH_FLOAT64=words has it computed from its bits, in any number of elements."
             if dtype.has_gradient
