@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import threading
@@ -208,8 +209,13 @@ def test_a_full_graph_is_computed_by_the_usual_way(monkeypatch: pytest.MonkeyPat
     assert added == [made.untyped_storage()._webgpu]  # type: ignore[attr-defined]
 
 
-# Averages of a gradient and of its square, no largest one, and the count of steps.
-STATE: list[Any] = [[torch.ones(4, 4).to("webgpu")], [torch.ones(4, 4).to("webgpu")], [], [torch.tensor(1.0)]]
+@functools.cache
+def _state() -> list[list[torch.Tensor]]:
+    """Return averages of a gradient and of its square, no largest one, and the count of steps."""
+    averages = [[torch.ones(4, 4).to("webgpu")] for _ in range(2)]
+    return [*averages, [], [torch.tensor(1.0)]]
+
+
 Write = Callable[[torch.Tensor, torch.Tensor], object]
 WRITES: dict[str, Write] = {
     "elementwise": lambda x, y: x.mul_(y),
@@ -218,10 +224,10 @@ WRITES: dict[str, Write] = {
     "another call": lambda x, y: torch.logaddexp(x, y, out=x),
     "a number": lambda x, y: x.fill_(2.0),
     "several nodes": lambda x, y: torch._fused_adamw_(
-        [x], [y], *STATE, amsgrad=False, lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8, maximize=False,
+        [x], [y], *_state(), amsgrad=False, lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8, maximize=False,
     ),
     "several results": lambda x, y: torch._fused_adamw_(
-        [x], [y], *STATE, amsgrad=False, lr=1.0, beta1=0.0, beta2=0.0, weight_decay=1.0, eps=0.0, maximize=True,
+        [x], [y], *_state(), amsgrad=False, lr=1.0, beta1=0.0, beta2=0.0, weight_decay=1.0, eps=0.0, maximize=True,
     ),
 }  # fmt: skip
 Written = tuple[Plan, tuple[torch.Tensor, ...], list[Node], list[float]]
