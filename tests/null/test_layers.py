@@ -47,7 +47,7 @@ LATE = {
     ("debug", "runtime.backends.cpu.plain"): "optional package: NumPy",
     ("onnx", "onnx.recording"): "optional package: onnx",
     ("pytorch.guard", "runtime.backends.cpu.jit"): "optional packages: NumPy and llvmlite",
-    ("pytorch.native", "runtime.backends.cpu.slots"): "optional packages: NumPy and llvmlite",
+    ("pytorch.nativenodes", "runtime.backends.cpu.slots"): "optional packages: NumPy and llvmlite",
     ("runtime.backends.webgpu.device", "lower.wgsl"): "start-up: programs kept on disk have their text",
     ("runtime.backends.webgpu.loop", "runtime.backends.cpu.jit"): "optional packages: NumPy and numba",
     ("web.export", "pytorch.export"): "optional package: PyTorch",

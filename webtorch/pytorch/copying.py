@@ -161,7 +161,7 @@ def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) 
             if type(plan) is tuple and dst.numel():
                 _parts.watch(plan, overwritten, (wrap(dst), wrap(src)), {}, nodes, ())
         if type(plan) is Plan:
-            plan.write(dst, nodes, (), user_line())
+            plan.write((dst,), nodes, (), user_line())
             return dst
     if dst.device.type == "webgpu":
         target = memory_of(dst)

@@ -466,7 +466,7 @@ class _Packing:
         whole = all(map(is_whole, tensors))
         plan = self.parts.find((flat,), {}, nodes, []) if whole else None
         if type(plan) is Plan:
-            plan.write_all(tensors, nodes, (), user_line())
+            plan.write(tuple(tensors), nodes, (), user_line())
             return
 
         def call(values: Sequence[Tensor], options: object) -> tuple[Lain, ...]:

@@ -123,7 +123,7 @@ def _kernel(
             plan = kinds.find(row, options, nodes, numbers)
             if type(plan) is Plan:
                 if inplace:
-                    plan.write(row[0], nodes, numbers, line)
+                    plan.write(row[:1], nodes, numbers, line)
                 else:
                     results.append(plan.tensors(nodes, numbers, line))
             elif (

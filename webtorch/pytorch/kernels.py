@@ -215,7 +215,7 @@ def _filling(name: str, function: Kernel) -> Kernel:
         numbers: list[float] = []
         plan = kinds.find(args, {}, nodes, numbers, self)
         if type(plan) is Plan:
-            plan.write(self, nodes, numbers, user_line())
+            plan.write((self,), nodes, numbers, user_line())
             return self
         out, strides = self, self.stride()
         if 0 in strides:
@@ -272,7 +272,7 @@ def _inplace(name: str, function: Kernel) -> Kernel:
         numbers: list[float] = []
         plan = kinds.find(args, kwargs, nodes, numbers)
         if type(plan) is Plan:
-            plan.write(self, nodes, numbers, user_line())
+            plan.write((self,), nodes, numbers, user_line())
             return self
         values = [operand(a, name) for a in args]
         options = {k: operand(v, name) for k, v in kwargs.items()}
@@ -367,14 +367,14 @@ def _one_out(name: str, function: Kernel, free: bool, target: str) -> Kernel:
         numbers: list[float] = []
         plan = kinds.find(args, kwargs, nodes, numbers, out, apart)
         if type(plan) is Plan:
-            plan.write(out, nodes, numbers, user_line())
+            plan.write((out,), nodes, numbers, user_line())
             return out
         key = None
         if plan is None and not kwargs and out.numel() and not is_whole(out):
             numbers = []
             key = parts.find((out, *args), {}, nodes := [], numbers, out, True)
             if type(key) is Plan:
-                key.write(out, nodes, numbers, user_line())
+                key.write((out,), nodes, numbers, user_line())
                 return out
         values = [operand(a, name) for a in args]
         if type(key) is tuple:
@@ -462,7 +462,7 @@ def structured(overload: OpOverload, function: Kernel, compose: Kernel | None = 
         if type(plan) is Plan:
             if out is None:
                 return plan.tensors(nodes, numbers, user_line())
-            plan.write(out, nodes, numbers, user_line())
+            plan.write((out,), nodes, numbers, user_line())
             return out
         made: Any = None if writes else compose(*args, **kwargs)
         if type(plan) is tuple:

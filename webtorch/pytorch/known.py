@@ -30,6 +30,7 @@ from webtorch.pytorch.device import (
 )
 from webtorch.pytorch.looking import LISTS, OTHERS, Looks
 from webtorch.pytorch.native import recorder
+from webtorch.pytorch.nativewrite import writer
 from webtorch.pytorch.near import Near
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.modes import transforms
@@ -42,6 +43,8 @@ _MOST_KINDS = 1024
 # Operators of which so many kinds could not be known, and none could, are not asked any more.
 _MOST_FAILURES = 8
 _LONGEST = 128
+# As many kinds of calls that go through lists are found by looks.
+_MOST_BEGUN = 64
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _NUMBERS = frozenset((bool, int))
 # The types in a list of sizes or the like.
@@ -94,8 +97,8 @@ class Plan:
     """What calls of one kind record."""
 
     __slots__ = (
-        "attrs", "dtype", "form", "is_straight", "kind", "leaves", "lined", "make", "marks", "numbers",
-        "place", "places", "record", "results", "scalars", "shape", "single", "steps", "tensor",
+        "attrs", "dtype", "form", "forms", "is_numbered", "is_straight", "kind", "leaves", "lined", "make", "marks",
+        "numbers", "place", "places", "record", "results", "scalars", "shape", "single", "steps", "tensor", "written",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +115,9 @@ class Plan:
         self.numbers: list[int | None] = []
         for step in self.steps:
             self.numbers += [x.place if type(x) is _Free else None for x in step[3]]
+        self.is_numbered = any(n is not None for n in self.numbers)
+        # What the nodes of such calls have in common, one after the other.
+        self.forms = [Form() if step[0] == "map" else None for step in self.steps]
         # Records all of the nodes: made for the first call that asks for it.
         self.record: Callable[..., list[Node]] | None = None
         # The one node of a call with one result: what it records if that is one operation, or what stands for all.
@@ -127,8 +133,10 @@ class Plan:
             self.form = Form() if kind == "map" else None
         # Whether its sources are the operands as they come.
         self.is_straight = self.leaves == list(range(operands))
-        # What records a call, and returns its results as new tensors.
+        # What records a call, and returns its results as new tensors, or overwrites tensors with them: the latter is
+        # made for the first call that does.
         self.tensor = recorder(self)
+        self.written: Any = _NEW
 
     def takes(self, numbers: Sequence[float]) -> bool:
         """Whether numbers in the place of these give the same nodes with those numbers."""
@@ -138,22 +146,22 @@ class Plan:
         return sorted(set(found)) == list(range(len(numbers)))
 
     def write(
-        self, out: torch.Tensor, nodes: list[Node], numbers: Sequence[float], line: object
-    ) -> None:
-        """Record a call with one result, and overwrite a tensor with it."""
-        self._put(out, self.node(nodes, numbers, line), self.place)
-
-    def write_all(
         self,
-        outs: Sequence[torch.Tensor],
+        outs: tuple[torch.Tensor, ...],
         nodes: list[Node],
         numbers: Sequence[float],
         line: object,
     ) -> None:
         """Record a call, and overwrite a tensor with each of its results."""
-        made = self._all(nodes, numbers, line) if numbers else self.results_of(nodes, line)
-        for out, place, node in zip(outs, self.places, made, strict=True):
-            self._put(out, node, place)
+        if self.written is _NEW:
+            self.written = writer(self, self._put)
+        if self.written is not None:
+            self.written(outs, nodes, numbers, line)
+        elif self.make is None:
+            self._put(outs, (self.node(nodes, numbers, line),), self.places)
+        else:
+            made = self._all(nodes, numbers, line) if numbers else self.results_of(nodes, line)
+            self._put(outs, made, self.places)
 
     def results_of(self, nodes: list[Node], line: object) -> list[Node]:
         """Record a call with its own numbers, and return the nodes that stand for its results."""
@@ -191,23 +199,23 @@ class Plan:
                 f"{named(x) if (n := next(places)) is None else f'numbers[{n}]'}, " for x in scalars
             ])  # fmt: skip
             rest = f"{named(shape)}, {named(dtype)}, {'line' if lined else 'None'}"
-            lines.append(
-                f"    m{i} = Node({kind!r}, ({sources}), {named(attrs)}, ({free}), {rest})"
-            )
+            made = f"Node({kind!r}, ({sources}), {named(attrs)}, ({free}), {rest}, {named(self.forms[i])})"
+            lines.append(f"    m{i} = {made}")
         lines.append(f"    return [{', '.join([f'm{n}' for n in self.results])}]")
         exec("\n".join(lines), scope)
         record: Callable[..., list[Node]] = scope["record"]
         return record
 
     @staticmethod
-    def _put(out: torch.Tensor, node: Node, place: Made) -> None:
-        memory = _find(out)._webgpu
-        if type(memory) is Storage:
-            memory.replace(node)
-        elif memory.storage is not None:
-            memory.storage.replace(node)
-        else:
-            memory.adopt(Storage(node, runtime(), place.elements))
+    def _put(outs: Sequence[torch.Tensor], nodes: Sequence[Node], places: Sequence[Made]) -> None:
+        for out, node, place in zip(outs, nodes, places, strict=True):
+            memory = _find(out)._webgpu
+            if type(memory) is Storage:
+                memory.replace(node)
+            elif memory.storage is not None:
+                memory.storage.replace(node)
+            else:
+                memory.adopt(Storage(node, runtime(), place.elements))
 
     def node(self, nodes: list[Node], numbers: Sequence[float], line: object) -> Node:
         """Record a call with one result over the operands' nodes, and return its node."""
@@ -262,8 +270,7 @@ class Plan:
         made = self._all(nodes, numbers, line) if numbers else self.results_of(nodes, line)
         if outs:
             new = len(made) - len(outs)
-            for out, place, node in zip(outs, places[new:], made[new:], strict=True):
-                self._put(out, node, place)
+            self._put(outs, made[new:], places[new:])
             places = places[:new]
         return self.make(
             [
@@ -273,10 +280,19 @@ class Plan:
         )
 
 
+class Begun:
+    """What calls that go through lists have in common, and the looks that find them."""
+
+    __slots__ = ("looks", "parts")
+
+    def __init__(self, parts: Key) -> None:
+        self.parts, self.looks = parts, Looks()
+
+
 class Kinds:
     """The kinds of calls that an operator knows. `free`: it records one elementwise operation, whatever its numbers."""
 
-    __slots__ = ("__weakref__", "failures", "found", "free", "heavy", "looks", "near")
+    __slots__ = ("__weakref__", "begun", "failures", "found", "free", "heavy", "looks", "near")
 
     def __init__(self, free: bool = False) -> None:
         # By kind of call: False where it was seen once, None where it cannot be known.
@@ -285,6 +301,8 @@ class Kinds:
         self.near: dict[Key, list[Near]] = {}
         # The same by the forms of calls, most of which are found so.
         self.looks = Looks()
+        # Of calls that go through lists, by what all of them have in common.
+        self.begun: dict[Key, Begun] = {}
         self.failures = 0
         self.free = free
         # Whether programs begin with it rather than with another: what comes before it is seldom fused with it.
@@ -295,6 +313,7 @@ class Kinds:
         """Drop what is known."""
         self.found.clear()
         self.near.clear()
+        self.begun.clear()
         self.looks = Looks()
 
     def find(
@@ -305,7 +324,7 @@ class Kinds:
         numbers: list[float],
         out: torch.Tensor | None = None,
         inplace: bool = False,
-        begun: Sequence[object] = (),
+        begun: Begun | None = None,
     ) -> Plan | Key | None:
         """Return the plan of a call, or its kind if it is to be watched; None where it takes the usual way.
 
@@ -322,13 +341,14 @@ class Kinds:
         ahead.calls += 1
         home.apart = True
         is_first = out is not None and inplace and args[0] is out
-        has_form = not begun and (is_first or out is None)
+        has_form = is_first or out is None
+        looks = self.looks if begun is None else begun.looks
         if has_form:
-            for look in self.looks.all:
+            for look in looks.all:
                 known = look(args, kwargs, nodes, numbers)
                 if known is not None:
                     return known
-        parts: list[object] = [*begun]
+        parts: list[object] = [] if begun is None else [*begun.parts]
         tensors: list[torch.Tensor] = []
         try:
             values = args
@@ -357,8 +377,8 @@ class Kinds:
                 if each.check(*seen):
                     offsets = each.offsets
                     if offsets is None or offsets == [offset_of(x) for x in seen]:
-                        if has_form and seen is tensors and self.looks.patience:
-                            self.looks.keep(args, kwargs, near, bool(numbers), is_first)
+                        if has_form and seen is tensors and looks.patience:
+                            looks.keep(args, kwargs, near, bool(numbers), is_first)
                         return each.plan
         return self._found_by_geometry(brief, tensors, seen, nodes)
 
@@ -397,12 +417,17 @@ class Kinds:
             near.pop(0)
         near.append(Near(tensors, plan))
 
-    def begin(self, values: Sequence[object]) -> tuple[list[Any], list[float]]:
+    def begin(self, values: Sequence[object]) -> tuple[Begun, list[float]]:
         """Return what the kinds of several calls have in common, of numbers and the like, and their free numbers."""
         parts: list[object] = []
         numbers: list[float] = []
         _kinds(values, parts, [], [], numbers if self.free else None)
-        return parts, numbers
+        key = tuple(parts)
+        if (begun := self.begun.get(key)) is None:
+            if len(self.begun) >= _MOST_BEGUN:
+                self.begun.clear()
+            begun = self.begun[key] = Begun(key)
+        return begun, numbers
 
     def watch(
         self,

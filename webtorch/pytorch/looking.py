@@ -215,7 +215,7 @@ class Looks:
                 self.found.pop(next(iter(self.found)), None)
             known: dict[Any, list[Near]] = {}
             look = _printed(*key)(known)
-            native = None if kwargs else native_look(form, writes, known)
+            native = native_look(*key, known)
             self.found[key] = look, native or look
             self.all = tuple([found[1] for found in self.found.values()])
         self.found[key][0](args, kwargs, [], [], near)

@@ -2,8 +2,7 @@
 
 What a function of `looking` asks of a call's arguments, one after the other, this does without the interpreter: all
 forms have one function, and the words that its `self` points to say what is asked of which argument. It takes a
-form of tensors, numbers and constants, and of lists of these; options it leaves to Python, with all that it does not
-expect.
+form of tensors, numbers and constants, and of lists of these; what it does not expect it leaves to Python.
 """
 
 from __future__ import annotations
@@ -17,15 +16,16 @@ import torch
 from webtorch.ir.graph import Node
 from webtorch.pytorch import device
 from webtorch.pytorch.device import Memory, offset_of
-from webtorch.pytorch.native import assembled, function
+from webtorch.pytorch.nativenodes import HOME, assembled, function
 from webtorch.pytorch.near import Near
 from webtorch.tensors.storage import Storage
 
-# What `self` points to: objects, then three numbers, the last of which is how many steps there are, with four words
+# What `self` points to: objects, then four numbers, the last of which is how many steps there are, with four words
 # for each behind it: what is asked, of a value of which row, which of its values, and its class, or how many it holds.
+# Rows are the arguments, the values of a list, those of a tuple, and options, which have a name for a number.
 _WORDS = (
     "none", "false", "true", "error", "storage", "memory", "tensor", "parameter", "float", "list", "tuple",
-    "memory_of", "offset_of", "webgpu", "found", "arguments", "length", "steps",
+    "memory_of", "offset_of", "webgpu", "found", "arguments", "options", "length", "steps",
 )  # fmt: skip
 _TENSOR, _CONSTANT, _LIST, _FREE, _FLOAT, _NONE, _LENGTH, _TUPLE = range(8)
 # A look goes through so many tensors, and so many free numbers, at most.
@@ -62,56 +62,6 @@ define internal void @key(ptr %key, ptr %at, ptr %value) alwaysinline {
   %n1 = add i64 %n, 1
   store i64 %n1, ptr %at
   ret void
-}
-
-; The storage behind a tensor, where it has its values row-major: null where Python is to look. How long the memory is
-; that says so is put at `bytes`.
-define internal ptr @home(ptr %words, ptr %x, ptr %bytes) {
-entry:
-  %given = alloca ptr, align 8
-  store ptr %x, ptr %given
-  %none = call ptr @at(ptr %words, i64 WORD_none)
-  %memory_of = call ptr @at(ptr %words, i64 WORD_memory_of)
-  %theirs = call ptr @PyObject_Vectorcall(ptr %memory_of, ptr %given, i64 1, ptr null)
-  %there = icmp ne ptr %theirs, null
-  br i1 %there, label %carried, label %no
-carried:
-  %name = call ptr @at(ptr %words, i64 WORD_webgpu)
-  %ours = call ptr @PyObject_GetAttr(ptr %theirs, ptr %name)
-  call void @Py_DecRef(ptr %theirs)
-  %has = icmp ne ptr %ours, null
-  br i1 %has, label %kind, label %no
-kind:
-  ; The storage of PyTorch's holds it.
-  call void @Py_DecRef(ptr %ours)
-  %class = call ptr @at(ptr %ours, i64 TYPE)
-  %storage = call ptr @at(ptr %words, i64 WORD_storage)
-  %is_storage = icmp eq ptr %class, %storage
-  br i1 %is_storage, label %yes, label %other
-other:
-  %memory = call ptr @at(ptr %words, i64 WORD_memory)
-  %is_memory = icmp eq ptr %class, %memory
-  br i1 %is_memory, label %whole, label %no
-whole:
-  %cut = call ptr @at(ptr %ours, i64 MEMORY_is_cut)
-  %false = call ptr @at(ptr %words, i64 WORD_false)
-  %laid = call ptr @at(ptr %ours, i64 MEMORY_laid)
-  %uncut = icmp eq ptr %cut, %false
-  %rows = icmp eq ptr %laid, %none
-  %plain = and i1 %uncut, %rows
-  br i1 %plain, label %inner, label %no
-inner:
-  %nbytes = call ptr @at(ptr %ours, i64 MEMORY_nbytes)
-  store ptr %nbytes, ptr %bytes
-  %held = call ptr @at(ptr %ours, i64 MEMORY_storage)
-  %held_class = call ptr @at(ptr %held, i64 TYPE)
-  %is_held = icmp eq ptr %held_class, %storage
-  br i1 %is_held, label %yes, label %no
-yes:
-  %found = phi ptr [ %ours, %kind ], [ %held, %inner ]
-  ret ptr %found
-no:
-  ret ptr null
 }
 
 ; Whether tensors lie as they did.
@@ -201,9 +151,10 @@ count:
   %many = call i64 @PyTuple_Size(ptr %values)
   %others = call i64 @PyObject_Size(ptr %options)
   %wanted = call i64 @whole(ptr %words, i64 WORD_arguments)
+  %named = call i64 @whole(ptr %words, i64 WORD_options)
   %as_many = icmp eq i64 %many, %wanted
-  %alone = icmp eq i64 %others, 0
-  %formed = and i1 %as_many, %alone
+  %as_named = icmp eq i64 %others, %named
+  %formed = and i1 %as_many, %as_named
   br i1 %formed, label %begin, label %refuse
 refuse:
   %failed = call ptr @PyErr_Occurred()
@@ -237,6 +188,7 @@ step:
     i64 0, label %of_call
     i64 1, label %of_list
     i64 2, label %of_tuple
+    i64 3, label %of_options
   ]
 of_call:
   %v0 = call ptr @PyTuple_GetItem(ptr %values, i64 %index)
@@ -247,8 +199,12 @@ of_list:
 of_tuple:
   %v2 = call ptr @PyTuple_GetItem(ptr %inner, i64 %index)
   br label %value
+of_options:
+  %option = inttoptr i64 %index to ptr
+  %v3 = call ptr @PyDict_GetItemWithError(ptr %options, ptr %option)
+  br label %value
 value:
-  %x = phi ptr [ %v0, %of_call ], [ %v1, %of_list ], [ %v2, %of_tuple ]
+  %x = phi ptr [ %v0, %of_call ], [ %v1, %of_list ], [ %v2, %of_tuple ], [ %v3, %of_options ]
   %is_there = icmp ne ptr %x, null
   br i1 %is_there, label %typed, label %out
 typed:
@@ -478,7 +434,7 @@ def _address() -> int | None:
         "TENSOR": _TENSOR, "CONSTANT": _CONSTANT, "LIST": _LIST, "FREE": _FREE, "FLOAT": _FLOAT, "NONE": _NONE,
         "LENGTH": _LENGTH, "TUPLE": _TUPLE, "MOST": _MOST,
     }  # fmt: skip
-    found = assembled(_TEXT, ("wt_look",), classes, _WORDS, asked)
+    found = assembled(HOME + _TEXT, ("wt_look",), classes, _WORDS, asked)
     return None if found is None else found[0]
 
 
@@ -487,6 +443,8 @@ _COMMON: list[object] = [
     device._storage_of, offset_of, "_webgpu",
 ]  # fmt: skip
 _Step = tuple[int, int, int, int]
+# The rows of values within values, of a list and of a tuple, and that of options.
+_INNER, _OPTIONS = (1, 2), 3
 
 
 class Free:
@@ -506,8 +464,8 @@ def _steps(form: Sequence[object], row: int, writes: bool) -> list[_Step] | None
         elif kind is float:
             steps.append((_FLOAT, row, n, 0))
         elif isinstance(kind, tuple):
-            inner = _steps(kind[1:], 1 if kind[0] is list else 2, False)
-            if row or inner is None or kind[0] not in (list, tuple):
+            inner = _steps(kind[1:], _INNER[kind[0] is not list], False)
+            if row in _INNER or inner is None or kind[0] not in (list, tuple):
                 return None
             steps.append((_LIST if kind[0] is list else _TUPLE, row, n, len(kind) - 1))
             steps += inner
@@ -519,21 +477,27 @@ def _steps(form: Sequence[object], row: int, writes: bool) -> list[_Step] | None
 
 
 def native_look(
-    form: Sequence[object], writes: bool, found: dict[Any, list[Near]]
+    form: Sequence[object],
+    options: Sequence[tuple[str, object]],
+    writes: bool,
+    found: dict[Any, list[Near]],
 ) -> Callable[..., Any] | None:
-    """Return the look of a form without options; None where Python looks. `found`: what is known, by key."""
+    """Return the look of a form; None where Python looks. `found`: what is known, by key."""
     address = _address()
     if address is None:
         return None
     steps = _steps(form, 0, writes)
-    if steps is None:
+    named = _steps([kind for _, kind in options], _OPTIONS, False)
+    if steps is None or named is None:
         return None
+    names = iter([id(name) for name, _ in options])
+    steps += [(w, row, next(names) if row == _OPTIONS else n, c) for w, row, n, c in named]
     asked = [step[0] for step in steps]
     if max(asked.count(_TENSOR), asked.count(_FREE)) > _MOST:
         return None
     length = 3 * asked.count(_TENSOR) + sum(asked.count(k) for k in (_CONSTANT, _FLOAT, _LENGTH))
     objects = [*_COMMON, found]
-    words = [len(form), length, len(steps)]
+    words = [len(form), len(options), length, len(steps)]
     for step in steps:
         words += step
-    return function(b"look", address, objects, words)
+    return function(b"look", address, objects, words, options)

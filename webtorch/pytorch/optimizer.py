@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby, repeat
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 import torch
@@ -51,18 +53,17 @@ class _Update:
         self.formula = formula
         self.kinds = Kinds(free=True)
 
-    def step(self, numbers: Sequence[float], flags: Flags, line: object) -> Callable[[Row], None]:
-        """Return what records the step of one parameter after another, with the same numbers.
+    def step(self, rows: Iterable[Row], numbers: Sequence[float], flags: Flags) -> None:
+        """Record the step of one parameter after another, with the same numbers.
 
         Of the flags the first says to maximize, and the second that row[2] holds nothing yet.
         """
-        kinds = self.kinds
+        if flag.pressed:
+            check()
+        kinds, line = self.kinds, user_line()
         are_free = kinds.free
         begun, free = kinds.begin((flags, *numbers))
-
-        def record(row: Row) -> None:
-            """Record the step of one parameter."""
-            nonlocal are_free, begun, free
+        for row in rows:
             if kinds.free is not are_free:
                 # They were found to be worked with.
                 are_free = kinds.free
@@ -70,12 +71,10 @@ class _Update:
             nodes: list[Node] = []
             plan = kinds.find(row, {}, nodes, free, begun=begun)
             if type(plan) is Plan:
-                outs: Any = [row[place] for place in plan.marks]
-                plan.write_all(outs, nodes, free, line)
+                outs: Any = tuple([row[place] for place in plan.marks])
+                plan.write(outs, nodes, free, line)
             else:
                 self._learn(plan, row, numbers, flags, nodes, free)
-
-        return record
 
     def _learn(
         self,
@@ -194,33 +193,24 @@ def _adam(decoupled: bool) -> Kernel:
         rate, number = _rate(lr)
         host = rate is None and all(s.device.type == "cpu" for s in steps)
         flags = (maximize, False, bool(weight_decay), decoupled, host)
-        shared = grad_scale, found_inf, rate
         fixed = [1 - beta1, beta2, 1 - beta2, float(eps)]
         decay: list[float] = []
         if weight_decay:
             decay = [1 - number[0] * weight_decay if decoupled and number else float(weight_decay)]
-        # log(0) is -inf, and expm1 of that -1: no correction.
-        logs = [math.log(b) if b else -math.inf for b in (beta1, beta2)]
-        rest = [*number, *logs]
-        if flag.pressed:
-            check()
-        line = user_line()
-        record, last = None, None
-        for i, param in enumerate(params):
-            step: torch.Tensor | None = steps[i]
-            if host:
-                # As PyTorch computes them where it goes through lists.
-                count = steps[i].item()
-                if count != last:
-                    record, last = None, count
-                    rest = [(number[0] / (1 - beta1**count)) * -1, (1 - beta2**count) ** 0.5]
-                step = None
-            if record is None:
-                record = _ADAM.step([*fixed, *rest, *decay], flags, line)
-            row = (
-                param, grads[i], averages[i], squares[i], largest[i] if amsgrad else None, step, *shared,
-            )  # fmt: skip
-            record(row)
+        nothing = repeat(None)
+        most = largest if amsgrad else nothing
+        lists = params, grads, averages, squares, most, nothing if host else steps
+        rows: Iterable[Row] = zip(*lists, *map(repeat, (grad_scale, found_inf, rate)))
+        if not host:
+            # log(0) is -inf, and expm1 of that -1: no correction.
+            logs = [math.log(b) if b else -math.inf for b in (beta1, beta2)]
+            _ADAM.step(rows, [*fixed, *number, *logs, *decay], flags)
+            return
+        counts = [s.item() for s in steps]
+        for count, some in groupby(zip(counts, rows), itemgetter(0)):
+            # As PyTorch computes them where it goes through lists.
+            rest = [(number[0] / (1 - beta1**count)) * -1, (1 - beta2**count) ** 0.5]
+            _ADAM.step((row for _, row in some), [*fixed, *rest, *decay], flags)
 
     return kernel
 
@@ -272,12 +262,9 @@ def _sgd(
         numbers.append(float(momentum))
     if momentum and not begins:
         numbers.append(1.0 - dampening)
-    if flag.pressed:
-        check()
-    line = user_line()
-    record = _SGD.step(numbers, flags, line)
-    for i, param in enumerate(params):
-        record((param, grads[i], buffers[i] if momentum else None, grad_scale, found_inf, rate))
+    kept = buffers if momentum else repeat(None)
+    rows: Iterable[Row] = zip(params, grads, kept, *map(repeat, (grad_scale, found_inf, rate)))
+    _SGD.step(rows, numbers, flags)
 
 
 def _adagrad_step(
@@ -317,12 +304,10 @@ def _adagrad(
     numbers = [float(eps), *number]
     numbers += [float(n) for n in (weight_decay, lr_decay) if n]
     flags = (maximize, False, bool(weight_decay), bool(lr_decay))
-    if flag.pressed:
-        check()
-    line = user_line()
-    record = _ADAGRAD.step(numbers, flags, line)
-    for i, param in enumerate(params):
-        record((param, grads[i], sums[i], steps[i], grad_scale, found_inf, rate))
+    rows: Iterable[Row] = zip(
+        params, grads, sums, steps, *map(repeat, (grad_scale, found_inf, rate))
+    )
+    _ADAGRAD.step(rows, numbers, flags)
 
 
 KERNELS: dict[str, Kernel] = {
