@@ -18,7 +18,7 @@ from webtorch.functions.random import Generator, default_generator
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Graph
 from webtorch.ir.view import is_contiguous, numel
-from webtorch.runtime.backend import Executable
+from webtorch.runtime.backend import Executable, counts_references
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import device_of
 from webtorch.tensors.host import Decision, HostScalar, bindings
@@ -251,8 +251,7 @@ class _Alone:
 
 def _alone() -> tuple[int, ...] | None:
     """Return `_references` of a gradient that nobody else has; None where references are not counted."""
-    counted = getattr(sys, "_is_gil_enabled", lambda: True)() and hasattr(sys, "getrefcount")
-    if not counted or sys.implementation.name != "cpython":
+    if not counts_references():
         return None
     owner, grad, storage, node = _Alone(), _Alone(), _Alone(), _Alone()
     owner._grad, grad._storage, grad._counter, storage.node = grad, storage, storage, node

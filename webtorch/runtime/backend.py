@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -28,6 +29,12 @@ def webgpu_bounds() -> dict[DType, int]:
     return {
         d: few if d.has_gradient else -1 for d in lacking if asked != "words" or not d.has_gradient
     }
+
+
+def counts_references() -> bool:
+    """Whether `sys.getrefcount` tells whether somebody else has an object."""
+    locked = getattr(sys, "_is_gil_enabled", lambda: True)()
+    return locked and sys.implementation.name == "cpython" and hasattr(sys, "getrefcount")
 
 
 class Buffer(Protocol):

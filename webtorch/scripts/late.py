@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count, repeat
+from itertools import chain, count, repeat
 from operator import call
 from typing import Any
 
@@ -32,7 +32,9 @@ _lock = threading.RLock()
 # Whoever looks from another thread waits while results are being computed that were given before.
 filling = _lock
 _waiting: list[weakref.ref[Tensor]] = []
-# From how many on these are looked through.
+# Those that wait together.
+_together: list[weakref.ref[_Together]] = []
+# From how many on both are looked through.
 _most = 16
 
 
@@ -40,6 +42,20 @@ def wait(reference: weakref.ref[Tensor], t: Tensor, late: Late) -> None:
     """Let a tensor wait for what it lacks."""
     t._late = late
     _waiting.append(reference)
+
+
+class _Together:
+    """Results of one run that wait: they hold it, so that it goes with the last one."""
+
+    __slots__ = ("__weakref__", "references", "waiting")
+
+    def __init__(self, waiting: Waiting, references: Sequence[weakref.ref[Tensor]]) -> None:
+        self.waiting = waiting
+        self.references = references
+
+    def give(self, t: Tensor, *given: Any) -> None:
+        """Give one of them what it lacks."""
+        self.waiting.give(t, *given)
 
 
 class Waiting:
@@ -56,14 +72,15 @@ class Waiting:
     def hold(self, run: Run, buffers: Sequence[object]) -> None:
         """Let those of a run wait."""
         references = self.slots(run.slots)
+        together = _Together(self, references)
         # What is known of each is looked at when somebody looks at it, and in no cache here.
-        late: list[Late] = [*zip(repeat(self.give), count(), self.places(buffers))]
+        late: list[Late] = [*zip(repeat(together.give), count(), self.places(buffers))]
         for n in self.titled:
             late[n] = (*late[n], self.known[n].leaves(run.externals))
         for t, lacking in zip(map(call, references), late):
             if t is not None:
                 t._late = lacking
-        _waiting.extend(references)
+        _together.append(weakref.ref(together))
 
     def give(self, t: Tensor, n: int, buffer: Any, leaves: Sequence[Tensor] = ()) -> None:
         """Give a tensor that is all of its storage this, with its memory, and what its graph has become."""
@@ -78,9 +95,7 @@ class Waiting:
 
     def take_back(self, run: Run) -> None:
         """Let those of a run wait no more."""
-        references = {*map(id, self.slots(run.slots))}
         with _lock:
-            _waiting[:] = [reference for reference in _waiting if id(reference) not in references]
             for reference in self.slots(run.slots):
                 t = reference()
                 if t is not None:
@@ -90,10 +105,11 @@ class Waiting:
 def forget_dead() -> None:
     """Forget those that nobody has any more, when they may be most."""
     global _most
-    if len(_waiting) > _most:
+    if len(_waiting) + len(_together) > _most:
         with _lock:
             _waiting[:] = [reference for reference in _waiting if reference() is not None]
-            _most = max(16, 2 * len(_waiting))
+            _together[:] = [reference for reference in _together if reference() is not None]
+            _most = max(16, 2 * (len(_waiting) + len(_together)))
 
 
 def complete(t: Tensor) -> bool:
@@ -122,13 +138,15 @@ def use_up(t: Tensor, title: str, leaves: Iterable[Tensor]) -> None:
 
 def give_all() -> None:
     """Complete all that wait."""
-    if _waiting:
+    if _waiting or _together:
         with _lock:
-            for reference in _waiting:
+            groups = [together.references for r in _together if (together := r()) is not None]
+            for reference in chain(_waiting, *groups):
                 t = reference()
                 if t is not None:
                     complete(t)
             _waiting.clear()
+            _together.clear()
 
 
 def give_value(t: Tensor, storage: Storage, apart: bool = False) -> None:

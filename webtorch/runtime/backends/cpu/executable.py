@@ -58,7 +58,14 @@ from webtorch.runtime.backends.cpu import (
     single,
     smallproduct,
 )
-from webtorch.runtime.backends.cpu.memory import MEMORY, Array, CpuBuffer, PartBuffer, array_type
+from webtorch.runtime.backends.cpu.memory import (
+    MEMORY,
+    Again,
+    Array,
+    CpuBuffer,
+    PartBuffer,
+    array_type,
+)
 from webtorch.runtime.backends.cpu.threads import get_num_threads, run_parallel, split
 from webtorch.runtime.backends.cpu.timing import run_timed
 from webtorch.runtime.watch import watch
@@ -788,16 +795,16 @@ class CpuExecutable:
             lines.append(f"    {', '.join(f'x{i}' for i in program.inputs)}, = inputs")
         names |= {f"d{d.name}": d for d in {b.dtype for b in program.buffers}}
         self._temporaries(names, lines)
-        for i, decl in enumerate(program.buffers):
-            if decl.role == "output":
-                value = (
-                    f"x{decl.alias}"
-                    if decl.alias is not None
-                    else f"new(d{decl.dtype.name}, {decl.elements})"
-                )
-                lines.append(f"    x{i} = {value}")
-        outputs = ", ".join([f"x{i}" for i in program.outputs])
-        lines.append(f"    if ready is not None: ready([{outputs}])")
+        given = [(i, d) for i, d in enumerate(program.buffers) if d.role == "output"]
+        fresh = [(i, d) for i, d in given if d.alias is None]
+        lines += [f"    x{i} = x{d.alias}" for i, d in given if d.alias is not None]
+        lines.append("    if ready is None:")
+        lines += [f"        x{i} = new(d{d.dtype.name}, {d.elements})" for i, d in fresh]
+        lines += ["        pass", "    else:"]
+        if fresh:
+            names["again"] = Again([(d.dtype, d.elements) for _, d in fresh])
+            lines.append(f"        {', '.join([f'x{i}' for i, _ in fresh])}, = again.take()")
+        lines.append(f"        ready([{', '.join([f'x{i}' for i in program.outputs])}])")
         return names, lines
 
     def _compile(self) -> Callable[..., list[CpuBuffer]]:

@@ -12,7 +12,9 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import attrgetter, is_not
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from webtorch.errors import OutOfMemoryError
 from webtorch.ir.dtype import DType
+from webtorch.runtime.backend import counts_references
 
 Array = npt.NDArray[Any]
 
@@ -32,6 +35,8 @@ _POOL_SHARE = 8
 _POOL_LIMIT = 4 << 30
 # How many bytes programs may keep for temporaries.
 _MOST_KEPT = 64 << 20
+# How many bytes one program may keep for what it gives.
+_MOST_AGAIN = 4 << 20
 # After so many blocks that found no room, a size must be asked for again to stay.
 _PATIENCE = 64
 
@@ -289,6 +294,54 @@ class PartBuffer(CpuBuffer):
 
     def __del__(self, *_: object) -> None:
         """The owner gives the memory back."""
+
+
+class Again:
+    """Buffers that a program writes at each run: those of the last run that nobody has any more, and new ones for the
+    others. To give back and to take so many would cost more than all else of a step.
+    """
+
+    def __init__(self, kinds: Sequence[tuple[DType, int]]) -> None:
+        self.kinds = kinds
+        self.buffers: list[CpuBuffer] = []
+        # How often each is counted that nobody else has; none where they are not kept.
+        self.alone: list[int] = []
+        self.begun = False
+
+    def take(self) -> list[CpuBuffer]:
+        """Return buffers that nobody has."""
+        buffers = self.buffers
+        if not self.alone:
+            return self._begin()
+        counts = [*map(sys.getrefcount, buffers)]
+        if counts != self.alone:
+            for i, (count, alone) in enumerate(zip(counts, self.alone)):
+                if count != alone:
+                    buffers[i] = CpuBuffer(*self.kinds[i])
+        if any(map(is_not, map(_ARRAY, buffers), repeat(None))):
+            for i, buffer in enumerate(buffers):
+                if buffer._array is not None:
+                    buffer._array = None
+                    # An array that somebody has holds the block's as its base.
+                    if sys.getrefcount(buffer.block.raw) > 2:
+                        buffers[i] = CpuBuffer(*self.kinds[i])
+        return buffers
+
+    def _begin(self) -> list[CpuBuffer]:
+        """Return new buffers, which are kept from now on if they are few."""
+        buffers = [CpuBuffer(*kind) for kind in self.kinds]
+        if not self.begun:
+            self.begun = True
+            total = sum([b.block.size for b in buffers])
+            if counts_references() and total <= _MOST_AGAIN and MEMORY.keep(self, total):
+                self.buffers = buffers
+                del buffers
+                self.alone = [*map(sys.getrefcount, self.buffers)]
+                return self.buffers
+        return buffers
+
+
+_ARRAY = attrgetter("_array")
 
 
 class ArrayBuffer(CpuBuffer):
