@@ -155,6 +155,10 @@ def test_hooks_after_accumulation_return_nothing(lib: Any) -> None:
     a.register_post_accumulate_grad_hook(lambda x: x.grad)
     with pytest.raises(RuntimeError, match=r"hooks should return None\."):
         a.sum().backward()
+    b = _data(lib, 3)
+    b.register_post_accumulate_grad_hook(lambda x: 3)
+    with pytest.raises(TypeError, match="expected Variable, but hook returned 'int'"):
+        b.sum().backward()
 
 
 @BOTH

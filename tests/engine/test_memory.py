@@ -322,6 +322,15 @@ def test_the_accelerator_s_memory_and_device_by_pytorch_s_general_names() -> Non
     assert accelerator.max_memory_allocated(x.device) >= accelerator.memory_allocated()
 
 
+def test_the_chosen_accelerator_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(webtorch.webgpu, "synchronize", waited.append)
+    with webtorch.device("webgpu:1"):
+        webtorch.accelerator.synchronize()
+    webtorch.accelerator.synchronize("webgpu:0")
+    assert waited == [1, "webgpu:0"]
+
+
 def test_the_peak_is_counted_and_reset(device: str) -> None:
     backend = _backend(device)
     webtorch.synchronize()

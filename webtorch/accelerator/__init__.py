@@ -42,18 +42,18 @@ def current_device_index() -> int:
     return chosen.index or 0
 
 
+def _chosen(device: object) -> object:
+    return current_device_index() if device is None else device
+
+
 def synchronize(device: object = None, /) -> None:
-    """Wait until a WebGPU device has done its work."""
-    webgpu.synchronize(device)
+    """Wait until a WebGPU device, without one the chosen one, has done its work."""
+    webgpu.synchronize(_chosen(device))
 
 
 def empty_cache() -> None:
     """Free memory that a WebGPU device keeps for reuse."""
     webgpu.empty_cache()
-
-
-def _chosen(device: object) -> object:
-    return current_device_index() if device is None else device
 
 
 def memory_allocated(device: object = None, /) -> int:

@@ -497,7 +497,9 @@ class Backward:
                 _accumulate(variable, found, self.create_graph)
             hooks = variable._post_accumulate or {}
             for key, hook in list(hooks.items()):
-                if (yield Turn(hook, (variable,), hooks, key)) is not None:
+                given = yield Turn(hook, (variable,), hooks, key)
+                if given is not None:
+                    _check_is_tensor(given)
                     raise RuntimeError("Tensor post accumulate grad hooks should return None.")
             # The first one is the leaf's gradient itself, which hooks may have written.
             if fresh and variable.grad is not None:
@@ -571,8 +573,7 @@ def _replacing(new: Tensor, g: Tensor | None, hook: Callable[..., object]) -> Te
     """Return what a hook gave in place of g. Raises RuntimeError if it does not fit."""
     if g is None:
         raise RuntimeError("can't replace a None gradient with a non-None value")
-    if not hasattr(new, "_shape"):
-        raise TypeError(f"expected Variable, but hook returned '{type(new).__name__}'")
+    _check_is_tensor(new)
     if new.dtype is not g.dtype or new.device.type != g.device.type:
         raise RuntimeError(
             f"hook '{_title(hook)}' has changed the type of value (was {g.type()} got {new.type()})"
@@ -580,6 +581,11 @@ def _replacing(new: Tensor, g: Tensor | None, hook: Callable[..., object]) -> Te
     if new._shape != g._shape:
         raise RuntimeError(f"hook '{_title(hook)}' has changed the size of value")
     return new
+
+
+def _check_is_tensor(given: object) -> None:
+    if not hasattr(given, "_shape"):
+        raise TypeError(f"expected Variable, but hook returned '{type(given).__name__}'")
 
 
 def _title(hook: Callable[..., object]) -> str:

@@ -288,7 +288,11 @@ def unpad_sequence(
     batch_dim = 0 if batch_first else 1
     counts = [int(n) for n in lengths.tolist()]
     rows = padded_sequences.unbind(batch_dim)
-    return [row[:count] for row, count in zip(rows, counts, strict=True)]
+    # PyTorch's are chosen by a mask: copies, which may be written.
+    return [
+        row[:count].clone(memory_format=webtorch.contiguous_format)
+        for row, count in zip(rows, counts, strict=True)
+    ]
 
 
 def pack_sequence(sequences: list[Tensor], enforce_sorted: bool = True) -> PackedSequence:
