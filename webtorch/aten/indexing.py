@@ -76,6 +76,35 @@ def _index_put_in_place(
     return _index_put(x, indices, values, accumulate)
 
 
+def _within(
+    x: Tensor, indices: Sequence[Tensor | None], from_end: bool = False
+) -> list[Tensor | None]:
+    """Return indices with those that are out of range moved to the nearest place that there is."""
+    return [
+        None if i is None else op.clamp(i, -n if from_end else 0, n - 1)
+        for i, n in zip(indices, x._shape, strict=False)
+    ]
+
+
+@aten("_unsafe_masked_index")
+def _unsafe_masked_index(
+    x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float
+) -> Tensor:
+    if 0 in x._shape:
+        # Nothing is taken, but the result has a shape.
+        x = x.new_zeros([max(n, 1) for n in x._shape])
+    return op.masked_fill(_index(x, _within(x, indices)), ~mask, fill)
+
+
+@aten("_unsafe_masked_index_put_accumulate")
+def _unsafe_masked_index_put_accumulate(
+    x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor
+) -> Tensor:
+    if 0 in x._shape:
+        return copy(x)
+    return _index_put(x, _within(x, indices, True), op.masked_fill(values, ~mask, 0), True)
+
+
 @aten("where", layout=of_operands)
 def _where(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
     # PyTorch still takes conditions of bytes.
