@@ -224,6 +224,15 @@ def test_where_of_sparse_tensors(layout: str) -> None:
         close(found, wanted)
 
 
+def test_indices_behind_masks_of_several_examples() -> None:
+    x, at = webtorch.arange(6.0).reshape(2, 3), [webtorch.tensor([0, 5]), webtorch.tensor([2, 0])]
+    mask, values = webtorch.tensor([[True, False], [True, True]]), webtorch.ones(2, 2)
+    put = top._unsafe_masked_index_put_accumulate
+    found = webtorch.func.vmap(lambda m, v: put(x, m, at, v))(mask, values)
+    for one, m, v in zip(found, mask, values, strict=True):
+        assert one.tolist() == put(x, m, at, v).tolist()
+
+
 def test_indices_behind_a_mask() -> None:
     def run(lib: Any, names: Any) -> Any:
         x = lib.arange(6.0).reshape(2, 3)
@@ -266,6 +275,23 @@ def test_a_mapped_degree_of_a_polynomial() -> None:
     mapped = webtorch.func.vmap(getattr(webtorch.special, name))
     wanted = getattr(torch.special, name)(torch.tensor(x), torch.tensor(n))
     close(mapped(webtorch.tensor(x), webtorch.tensor(n)), wanted)
+
+
+@pytest.mark.parametrize("driver", ["gels", "gelsy", "gelsd", "gelss"])
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (2, 3, 0), (0, 3, 2)])
+def test_least_squares_of_nothing(shape: tuple[int, ...], driver: str) -> None:
+    other = (*shape[:-1], 4)
+    found = webtorch.linalg.lstsq(webtorch.ones(shape), webtorch.ones(other), driver=driver)
+    wanted = torch.linalg.lstsq(torch.ones(shape), torch.ones(other), driver=driver)
+    for one, two in zip(found, wanted, strict=True):
+        assert one.shape == two.shape
+
+
+def test_reflected_operators_by_name() -> None:
+    x = [1.0, -2.0, 3.0]
+    for name in ("__rmod__", "__rpow__", "__rfloordiv__"):
+        found = getattr(webtorch.Tensor, name)(2.5, webtorch.tensor(x))
+        close(found, getattr(torch.Tensor, name)(2.5, torch.tensor(x)))
 
 
 @pytest.mark.parametrize("rcond", [-1.0, 1.0, 0.5, None])

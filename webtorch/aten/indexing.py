@@ -11,6 +11,7 @@ from webtorch.functions import indexing
 from webtorch.ir.dtype import Number, bool_, int32, int64, uint8
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, copy, fill, iota
+from webtorch.tensors.batching import spread
 from webtorch.tensors.tensor import Tensor
 
 
@@ -57,7 +58,7 @@ def _index_put(
             "Index put requires the source and destination dtypes match, got "
             f"{x.dtype} for the destination and {given} for the source: use values.to(x.dtype)"
         )
-    out, tensors = copy(x), index_tensors(x, indices)
+    out, tensors = copy(spread(x, (values, *indices))), index_tensors(x, indices)
     if not tensors:
         raise RuntimeError("index_put_: at least one index tensor is needed")
     indexing.put_at(out, tensors, values, accumulate=accumulate)

@@ -565,7 +565,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
         x, rank, s = _lstsq(a, b, cut)
     empty = fill((0,), 0, A.dtype.to_real(), A.device)
     residuals = empty
-    if m > n and chosen != "gelsy" and a.numel() and (chosen == "gels" or _all_full(rank, n)):
+    if m > n and chosen != "gelsy" and (chosen == "gels" or not n or _all_full(rank, n)):
         difference = a @ x - b
         residuals = (difference.abs() ** 2).sum(-2)
     ranks = fill((0,), 0, int64, A.device) if chosen == "gels" else cast_to(rank.detach(), int64)
