@@ -378,6 +378,31 @@ def test_overridable_functions_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("lib", [webtorch, torch])
+def test_a_class_is_not_asked_about_what_it_is_making(lib: Any) -> None:
+    class Noted(lib.Tensor):  # type: ignore[misc]
+        note: list[str]
+
+        @staticmethod
+        def __new__(cls: Any, data: Any, note: list[str] | None = None) -> Any:
+            made = lib.Tensor._make_subclass(cls, data, data.requires_grad)
+            made.note = [] if note is None else note
+            return made
+
+        @classmethod
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            note = next(x.note for x in args if isinstance(x, cls))
+            note.append(func.__name__)
+            found = lib.overrides.redispatch_function(func, types, args, kwargs)
+            made = isinstance(found, lib.Tensor) and not isinstance(found, cls)
+            return cls(found, note) if made else found
+
+    found = lib.nn.Parameter(Noted(lib.ones(3))) * 2
+    assert type(found) is Noted and found.requires_grad and "mul" in str(found.note)
+
+
+@pytest.mark.parametrize("lib", [webtorch, torch])
 def test_what_a_function_calls_is_asked_though_the_call_itself_is_not(lib: Any) -> None:
     """`redispatch_function` skips one call: of a class, and of a mode that is on again."""
     seen: list[str] = []

@@ -80,6 +80,21 @@ def test_any_dimension_may_be_mapped_and_any_returned(dims: tuple[int, int, int]
     same(program, "cpu")
 
 
+def test_parts_of_examples_are_replaced_in_copies_of_what_all_share() -> None:
+    def program(lib: Library) -> Any:
+        t, x, parts = lib.torch, lib.tensor(3, 4), lib.tensor(5, 3, seed=1)
+        replace = {
+            "select": lambda p: t.select_scatter(x, p, 1, 2),
+            "slice": lambda p: t.slice_scatter(x, p.unsqueeze(1), 1, 1, 2),
+            "diagonal": lambda p: t.diagonal_scatter(x, p),
+        }
+        found = [lib.func.vmap(f)(parts) for f in replace.values()]
+        grads = lib.func.vmap(lib.func.grad(lambda p: (t.select_scatter(x, p, 1, 2) ** 2).sum()))
+        return found, grads(parts), x
+
+    same(program, "cpu")
+
+
 def test_nested_containers_and_none() -> None:
     def program(lib: Library) -> Any:
         x, y, w = lib.tensor(5, 3), lib.tensor(3, 5, seed=1), lib.tensor(3, seed=2)

@@ -52,7 +52,7 @@ _WORDS = (
     "'_CachedTorchDispatchMode'",
 )
 # The same of the line of a test that fails: `conj()` makes a copy.
-_LINES = ("is_conj(", "is_neg(")
+_LINES = ("is_conj(", "is_neg(", "has conjugate bit set")
 
 
 def kind(result: dict[str, Any]) -> str:

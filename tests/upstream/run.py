@@ -1,7 +1,7 @@
 """Run PyTorch's own test files on webtorch: `make upstream FILES=folder`, docs/upstream.md.
 
     python -m tests.upstream.run FOLDER [--only test_indexing,nn/] [--way device] [--jobs 1]
-        [--every 1] [--again]
+        [--every 1] [--seed 0] [--again]
 
 Each test runs with real PyTorch on the CPU; those that pass run on PyTorch's "webgpu" device, where they are
 made for each device, and with webtorch under the name `torch`. Results are kept in .cache/upstream, one file
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import time
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,14 @@ def kept(
     return {test: found[test] for test in wanted}
 
 
+def sample(tests: list[str], options: argparse.Namespace) -> list[str]:
+    """Return the tests that were asked for, in the file's order."""
+    if options.seed is None:
+        return tests[:: options.every]
+    chance = random.Random(f"{options.seed} {len(tests)}")
+    return [test for test in tests if chance.random() * options.every < 1]
+
+
 def main() -> None:
     """Run what was asked for, and report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -92,7 +101,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="beginnings of file names, separated by commas")
     parser.add_argument("--way", choices=report.WAYS, help="one way only")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--every", type=int, default=1, help="a sample: every so many tests")
+    parser.add_argument("--every", type=int, default=1, help="a sample: one of so many tests")
+    parser.add_argument(
+        "--seed", type=int, help="choose the sample by chance; each every-th if left out"
+    )
     parser.add_argument("--again", action="store_true", help="forget what is kept of these files")
     options = parser.parse_args()
     folder = options.folder.resolve()
@@ -107,7 +119,7 @@ def main() -> None:
         if "tests" not in listed:
             print(f"{file}: PyTorch itself cannot read it: {listed['message']}")
             continue
-        known = kept("pytorch", folder, file, listed["tests"][:: options.every], options)
+        known = kept("pytorch", folder, file, sample(listed["tests"], options), options)
         passing = [test for test, result in known.items() if result["outcome"] == "passed"]
         results[name] = {"pytorch": known}
         for way in [options.way] if options.way else report.WAYS:

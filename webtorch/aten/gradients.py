@@ -369,6 +369,44 @@ def _convolution_with_bias(
     )
 
 
+@aten("_convolution_double_backward")
+def _convolution_twice(
+    ggx: Tensor | None,
+    ggw: Tensor | None,
+    ggb: Tensor | None,
+    g: Tensor,
+    weight: Tensor,
+    x: Tensor,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    def run(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return the convolution of two operands."""
+        return convolution(
+            a, b, bias, stride, padding, dilation, transposed, output_padding, groups
+        )
+
+    # A convolution is linear in each of both, so that its gradients are those of each alone.
+    first, gg = mask[0], fill(g._shape, 0, g.dtype, g.device)
+    if first and ggx is not None:
+        gg = gg + run(ggx, weight)
+    if first and ggw is not None:
+        gg = gg + run(x, ggw)
+    if first and ggb is not None:
+        gg = gg + ggb.reshape((-1, *(1,) * (g.ndim - 2)))
+    gx, gw = fill(x._shape, 0, x.dtype, x.device), fill(weight._shape, 0, x.dtype, x.device)
+    if mask[1] and ggw is not None:
+        gx = pullback(run, (x, ggw), g, (True, False))[0]
+    if mask[2] and ggx is not None:
+        gw = pullback(run, (ggx, weight), g, (False, True))[1]
+    return tuple([found if m else None for found, m in zip((gg, gx, gw), mask, strict=True)])
+
+
 def _max_pool(rank: int) -> Function:
     def run(
         g: Tensor,

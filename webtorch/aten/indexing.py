@@ -11,6 +11,7 @@ from webtorch.functions import indexing
 from webtorch.ir.dtype import Number, bool_, int32, int64, uint8
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, copy, fill, iota
+from webtorch.tensors.batching import spread
 from webtorch.tensors.tensor import Tensor
 
 
@@ -57,7 +58,7 @@ def _index_put(
             "Index put requires the source and destination dtypes match, got "
             f"{x.dtype} for the destination and {given} for the source: use values.to(x.dtype)"
         )
-    out, tensors = copy(x), index_tensors(x, indices)
+    out, tensors = copy(spread(x, (values, *indices))), index_tensors(x, indices)
     if not tensors:
         raise RuntimeError("index_put_: at least one index tensor is needed")
     indexing.put_at(out, tensors, values, accumulate=accumulate)
@@ -74,6 +75,35 @@ def _index_put_in_place(
 ) -> Tensor:
     indexing.check_put(x, indices, values, accumulate)
     return _index_put(x, indices, values, accumulate)
+
+
+def _within(
+    x: Tensor, indices: Sequence[Tensor | None], from_end: bool = False
+) -> list[Tensor | None]:
+    """Return indices with those that are out of range moved to the nearest place that there is."""
+    return [
+        None if i is None else op.clamp(i, -n if from_end else 0, n - 1)
+        for i, n in zip(indices, x._shape, strict=False)
+    ]
+
+
+@aten("_unsafe_masked_index")
+def _unsafe_masked_index(
+    x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float
+) -> Tensor:
+    if 0 in x._shape:
+        # Nothing is taken, but the result has a shape.
+        x = x.new_zeros([max(n, 1) for n in x._shape])
+    return op.masked_fill(_index(x, _within(x, indices)), ~mask, fill)
+
+
+@aten("_unsafe_masked_index_put_accumulate")
+def _unsafe_masked_index_put_accumulate(
+    x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor
+) -> Tensor:
+    if 0 in x._shape:
+        return copy(x)
+    return _index_put(x, _within(x, indices, True), op.masked_fill(values, ~mask, 0), True)
 
 
 @aten("where", layout=of_operands)

@@ -151,7 +151,8 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
 
     def run(args: Args, kwargs: Kwargs) -> Any:
         """Record the operation, or leave it to the other operand."""
-        if not isinstance(args[0], Tensor):
+        # A reflected operator is called by name with a number first, too: Tensor.__rmod__(2.0, x).
+        if not isinstance(args[0], Tensor) and not (reflected and isinstance(args[1], Tensor)):
             raise TypeError(
                 f"descriptor '{name}' requires a Tensor, but received a {type(args[0]).__name__}"
             )

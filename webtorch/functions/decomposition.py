@@ -555,7 +555,7 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
         )
     chosen = driver or "gelsy"
     m, n = A._shape[-2:]
-    cut = EPSILON[A.dtype.to_real()] * max(m, n) if rcond is None else float(rcond)
+    cut = _cut_of(chosen, EPSILON[A.dtype.to_real()], max(m, n), rcond)
     a, b = expand_batch(A, b)
     if chosen == "gels" and a.numel():
         x, info = _gels(a, b)
@@ -565,12 +565,21 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
         x, rank, s = _lstsq(a, b, cut)
     empty = fill((0,), 0, A.dtype.to_real(), A.device)
     residuals = empty
-    if m > n and chosen != "gelsy" and a.numel() and (chosen == "gels" or _all_full(rank, n)):
+    if m > n and chosen != "gelsy" and (chosen == "gels" or not n or _all_full(rank, n)):
         difference = a @ x - b
         residuals = (difference.abs() ** 2).sum(-2)
     ranks = fill((0,), 0, int64, A.device) if chosen == "gels" else cast_to(rank.detach(), int64)
     values = s.detach() if chosen in ("gelsd", "gelss") else empty
     return Lstsq(x.squeeze(-1) if vector else x, residuals, ranks, values)
+
+
+def _cut_of(driver: str, epsilon: float, size: int, rcond: float | None) -> float:
+    """Return below what part of the largest singular value LAPACK's driver takes others for zero."""
+    if rcond is None:
+        return epsilon * size
+    # "gelsd" takes what is no fraction for none given, "gelss" what is negative.
+    unsaid = rcond < 0 or (driver == "gelsd" and (rcond == 0 or rcond >= 1))
+    return epsilon if unsaid else float(rcond)
 
 
 def _all_full(rank: Tensor, n: int) -> bool:

@@ -16,6 +16,7 @@ from webtorch.ops.elementwise import _fma
 from webtorch.ops.primitive import cast_to
 from webtorch.ops.record import composite
 from webtorch.ops.special import SPECIAL
+from webtorch.tensors.batching import levels_of, physical
 from webtorch.tensors.promotion import Operand, get_default_dtype, result_type
 from webtorch.tensors.tensor import Tensor
 
@@ -46,7 +47,9 @@ def _evaluate(x: Operand, n: Any, first: Callable[[Tensor], Tensor], step: Step)
     x = x.detach()
     if isinstance(n, Tensor):
         degree = cast_to(n.detach(), int64)
-        highest = int(degree.max().item()) if degree.numel() else 0
+        # Of all examples that vmap maps over.
+        every = physical(degree, levels_of((degree,)))
+        highest = int(every.max().item()) if every.numel() else 0
     else:
         degree = creation.full((), int(n), dtype=int64, device=device)
         highest = int(n)

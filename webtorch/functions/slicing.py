@@ -45,6 +45,7 @@ from webtorch.ops.primitive import (
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.purity import looks
 from webtorch.ops.record import TABLE, Example, composite
+from webtorch.tensors.batching import spread
 from webtorch.tensors.made_by import several_views
 from webtorch.tensors.tape import Cotangents, GradFn, gradient_edge, share_history
 from webtorch.tensors.tensor import Tensor
@@ -590,7 +591,8 @@ def as_strided_(
 
 
 def _replaced(name: str, input: Tensor, src: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
-    out = clone(input)
+    # Of an input that all examples share, each gets a copy.
+    out = clone(spread(input, (src,)))
     target = part(out)
     if target._shape != src._shape:
         raise ShapeError(

@@ -21,7 +21,7 @@ from webtorch.errors import DeviceError, DTypeError
 from webtorch.functions import public as webtorch
 from webtorch.functions.creation import from_file
 from webtorch.io import old_file, pytorch_file, safetensors, tree
-from webtorch.io.options import MAP_SHARED, chosen, of_thread
+from webtorch.io.options import MAP_SHARED, chosen, of_thread, packages
 from webtorch.io.safetensors import FilePath, RawTensor
 from webtorch.io.tree import Leaf, TensorRef
 from webtorch.ir import dtype as dtypes
@@ -302,10 +302,18 @@ def _placed(
 ) -> Tensor:
     """Return what `build` makes on the device that `map_location` wants for one saved on `device`."""
 
+    def restored(where: Place) -> Tensor:
+        """Return it where a program's function brings it, else on the device."""
+        for _, _, bring in packages:
+            found = bring(build("cpu"), str(where))
+            if isinstance(found, Tensor):
+                return found
+        return build(where)
+
     def build_as_saved() -> Tensor:
         """Return it on the device that it was saved on. Raises DeviceError if that is not here."""
         try:
-            return build(device)
+            return restored(device)
         except (DeviceError, RuntimeError) as error:
             if not isinstance(error, DeviceError) and _is_device(device):
                 raise
@@ -319,12 +327,12 @@ def _placed(
             return build_as_saved()
         case Mapping():
             wanted = {str(k): place for k, place in map_location.items()}
-            return build(wanted[device]) if device in wanted else build_as_saved()
+            return restored(wanted[device]) if device in wanted else build_as_saved()
         case _ if callable(map_location):
             moved = map_location(build("cpu"), device)
             return build_as_saved() if moved is None else moved
         case _:
-            return build(map_location)
+            return restored(map_location)
 
 
 def _elsewhere(device: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap as _mmap
 import threading
+from collections.abc import Callable
 from enum import Enum
 from types import TracebackType
 
@@ -31,6 +32,20 @@ class _OfThread(threading.local):
 
 
 chosen, of_thread = _Chosen(), _OfThread()
+# Of programs, in order: (priority, storage -> its place or None, (storage, place) -> the storage there or None).
+packages: list[tuple[int, Callable[..., str | None], Callable[..., object]]] = []
+
+
+def register_package(
+    priority: int, tagger: Callable[..., str | None], deserializer: Callable[..., object]
+) -> None:
+    """Say how `save` names the place of a storage, and how `load` brings one to a place that a file names.
+
+    The functions of the lowest priority are asked first, and before webtorch's own; one that gives None leaves it to
+    the next.
+    """
+    packages.append((priority, tagger, deserializer))
+    packages.sort(key=lambda one: one[0])
 
 
 def get_default_load_endianness() -> LoadEndianness | None:

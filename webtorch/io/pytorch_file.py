@@ -19,9 +19,9 @@ from typing import Any, BinaryIO, NoReturn, Protocol, cast
 
 from webtorch.errors import DTypeError
 from webtorch.functions import public as webtorch
-from webtorch.functions.storages import StorageBase, TypedStorage, UntypedStorage
+from webtorch.functions.storages import StorageBase, TypedStorage, UntypedStorage, _untyped
 from webtorch.io import objects
-from webtorch.io.options import LoadEndianness, chosen, of_thread
+from webtorch.io.options import LoadEndianness, chosen, of_thread, packages
 from webtorch.io.pickle_machine import PLAIN, Call, Name, Writer, read
 from webtorch.ir import dtype as dtypes
 from webtorch.ir.dtype import DType
@@ -774,7 +774,7 @@ class Saver:
             w.name("torch.storage", "UntypedStorage")
         w.text(key)
         # PyTorch has no such device as ours; where a storage was is in an entry of its own.
-        w.text("cpu")
+        w.text(_named_place(storage) or "cpu")
         width = self.widths.setdefault(id(storage), shown.itemsize)
         w.integer(storage.nbytes // width)
         w.out += b"NtQ" if self.views else b"tQ"
@@ -801,6 +801,12 @@ class _Reference:
         self.storage, self.dtype = storage, dtype
 
 
+def _named_place(storage: Storage) -> str | None:
+    """Return what a program calls the place of a storage, None if it says nothing."""
+    tags = (tag(_untyped(storage)) for _, tag, _ in packages)
+    return next(filter(None, tags), None)
+
+
 def storage_bytes(storage: Storage) -> memoryview:
     """Return the bytes of a storage."""
     nbytes = storage.elements * storage.dtype.itemsize
@@ -820,7 +826,7 @@ def dump(obj: object, stream: BinaryIO) -> None:
         put(archive, "byteorder", b"little")
         for key, storage in enumerate(saver.storages):
             flat = Tensor._from_storage(storage, (storage.elements,), (1,), 0, True)
-            if not flat.is_cpu:
+            if not (flat.is_cpu or _named_place(storage)):
                 devices[str(key)] = str(flat.device)
             put(archive, f"data/{key}", storage_bytes(storage))
         if devices:

@@ -178,6 +178,15 @@ def _as_view_of(
     return out
 
 
+def spread(x: Tensor, others: Iterable[object]) -> Tensor:
+    """Return x seen once for each example of the others. Differentiable."""
+    own = {n for n, _, _ in x._levels}
+    for number, size in levels_of(others):
+        if number not in own:
+            x = batch(unbatch(x, 0, number, size), 0, number)
+    return x
+
+
 def summed_over(g: Tensor, kept: Iterable[int]) -> Tensor:
     """Return a cotangent summed over the levels that neither its tensor has nor a running vmap."""
     staying = {*kept, *(v.number for v in mode.vmaps)}

@@ -13,6 +13,7 @@ from webtorch.ir.dtype import (
     float32,
     int64,
     kind_of_scalar,
+    of_python,
     promote_types,
 )
 from webtorch.tensors.above import give
@@ -81,6 +82,7 @@ def result_type(*operands: Operand) -> DType:
 
 def can_cast(from_: DType, to: DType) -> bool:
     """Return whether PyTorch allows writing results of one dtype to a tensor of another."""
+    from_, to = of_python(from_), of_python(to)
     order = {"bool": 0, "uint": 1, "int": 1, "float": 2, "complex": 3}
     return order[from_.kind] <= order[to.kind]
 

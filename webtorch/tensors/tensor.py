@@ -181,7 +181,9 @@ class Tensor(TensorBase):
         if data._levels:
             self._levels = data._levels
         if require_grad:
-            self.requires_grad_(True)
+            # The class is not asked about what it is still making.
+            with override.Switch(classes=False, modes=False):
+                self.requires_grad_(True)
         return self
 
     def _pairs(self) -> Tensor:

@@ -11,6 +11,7 @@ from webtorch.functions import public as webtorch
 from webtorch.functions.reduce import Dims, wrap_dims
 from webtorch.masked.masked_tensor import MaskedTensor
 from webtorch.ops.record import TABLE
+from webtorch.sparse.construction import sparse_coo_tensor
 from webtorch.tensors.tensor import Tensor
 
 
@@ -51,6 +52,25 @@ def _input_mask(
     elif input.layout is webtorch.sparse_coo:
         whole = whole.to_sparse(input.sparse_dim()).coalesce()
     return whole.to(dtype=webtorch.bool)
+
+
+def _where(mask: Tensor, input: Tensor, fill_value: Tensor) -> Tensor:
+    """Return the input where the mask is True; of a sparse one no more than these places is left."""
+    if mask.layout is webtorch.strided:
+        return webtorch.where(mask, input, fill_value)
+    if mask.layout is webtorch.sparse_csr:
+        return _where(mask.to_sparse_coo(), input.to_sparse_coo(), fill_value).to_sparse_csr()
+    if mask.layout is not webtorch.sparse_coo:
+        raise ValueError(
+            f"_where expects strided or sparse COO or sparse CSR tensor but got {mask.layout}"
+        )
+    mask = mask.coalesce()
+    keep = mask.values()
+    if keep.ndim > 1:
+        keep = keep.flatten(1).any(1)
+    places, seen = mask.indices()[:, keep], mask.values()[keep]
+    values = webtorch.where(seen, input.to_dense()[tuple(places)], fill_value)
+    return sparse_coo_tensor(places, values, input.shape, is_coalesced=True)
 
 
 def _combine_input_and_mask(op: Any, input: Any, mask: Any, *args: object) -> Tensor:

@@ -223,17 +223,6 @@ def _unique(
     return _unique2(input)[:2]
 
 
-def unique_dim(
-    input: Tensor,
-    dim: int,
-    sorted: bool = True,
-    return_inverse: bool = False,
-    return_counts: bool = False,
-) -> Tensor | tuple[Tensor, ...]:
-    """Return the different slices along a dimension, where each went and how often it occurs."""
-    return webtorch.unique(input, sorted, True, True, dim)
-
-
 def _add_relu(
     input: Tensor, other: Tensor, *, alpha: float = 1, out: Tensor | None = None
 ) -> Tensor:
@@ -303,6 +292,8 @@ def __getattr__(name: str) -> Any:
         return getattr(_import_module("webtorch.as_torch.names.sparse_parts"), name)
     if name == "_masked_softmax":
         return getattr(_import_module("webtorch.aten.layers"), name)
+    if name.startswith("_unsafe_masked_index"):
+        return getattr(_import_module("webtorch.aten.indexing"), name)
     if name == "default_generator":
         return webtorch.default_generator("cpu")
     if name == "export":

@@ -378,7 +378,10 @@ def lstsq(a: Array, b: Array, rcond: float) -> Results:
     rank = np.zeros(count, a.dtype)
     s = np.zeros((count, min(m, n)), a.dtype)
     for i in range(count):
-        if m and n:
+        if m and n and rcond >= 1:
+            # No singular value is larger than the largest.
+            s[i] = np.linalg.svd(a[i], compute_uv=False)
+        elif m and n:
             x[i], _, rank[i], s[i] = np.linalg.lstsq(a[i], b[i], rcond)
     return x, rank, s
 
