@@ -1,7 +1,7 @@
 """Run PyTorch's own test files on webtorch: `make upstream FILES=folder`, docs/upstream.md.
 
     python -m tests.upstream.run FOLDER [--only test_indexing,nn/] [--way device] [--jobs 1]
-        [--every 1] [--again]
+        [--every 1] [--seed 0] [--again]
 
 Each test runs with real PyTorch on the CPU; those that pass run on PyTorch's "webgpu" device, where they are
 made for each device, and with webtorch under the name `torch`. Results are kept in .cache/upstream, one file
@@ -20,7 +20,7 @@ from typing import Any
 from tests.conformance.pool import Worker, work_off
 from tests.upstream import report
 from tests.upstream.report import CACHE
-from tests.upstream.worker import LIMIT
+from tests.upstream.worker import LIMIT, sample
 
 # A folder of PyTorch's `test`; what is not in it is said to be missing.
 FILES = (
@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--way", choices=report.WAYS, help="one way only")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--every", type=int, default=1, help="a sample: every so many tests")
+    parser.add_argument("--seed", type=int, help="draw the sample by chance, with this seed")
     parser.add_argument("--again", action="store_true", help="forget what is kept of these files")
     options = parser.parse_args()
     folder = options.folder.resolve()
@@ -107,7 +108,9 @@ def main() -> None:
         if "tests" not in listed:
             print(f"{file}: PyTorch itself cannot read it: {listed['message']}")
             continue
-        known = kept("pytorch", folder, file, listed["tests"][:: options.every], options)
+        known = kept(
+            "pytorch", folder, file, sample(listed["tests"], options.every, options.seed), options
+        )
         passing = [test for test, result in known.items() if result["outcome"] == "passed"]
         results[name] = {"pytorch": known}
         for way in [options.way] if options.way else report.WAYS:
