@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 from tests.conformance.pool import Worker, work_off
 from tests.upstream import report
 from tests.upstream.report import CACHE
-from tests.upstream.worker import LIMIT
+from tests.upstream.worker import LIMIT, sample
 
 # A folder of PyTorch's `test`; what is not in it is said to be missing.
 FILES = (
@@ -84,14 +83,6 @@ def kept(
     return {test: found[test] for test in wanted}
 
 
-def sample(tests: list[str], options: argparse.Namespace) -> list[str]:
-    """Return the tests that were asked for, in the file's order."""
-    if options.seed is None:
-        return tests[:: options.every]
-    chance = random.Random(f"{options.seed} {len(tests)}")
-    return [test for test in tests if chance.random() * options.every < 1]
-
-
 def main() -> None:
     """Run what was asked for, and report."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -101,10 +92,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="beginnings of file names, separated by commas")
     parser.add_argument("--way", choices=report.WAYS, help="one way only")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--every", type=int, default=1, help="a sample: one of so many tests")
-    parser.add_argument(
-        "--seed", type=int, help="choose the sample by chance; each every-th if left out"
-    )
+    parser.add_argument("--every", type=int, default=1, help="a sample: every so many tests")
+    parser.add_argument("--seed", type=int, help="draw the sample by chance, with this seed")
     parser.add_argument("--again", action="store_true", help="forget what is kept of these files")
     options = parser.parse_args()
     folder = options.folder.resolve()
@@ -119,7 +108,9 @@ def main() -> None:
         if "tests" not in listed:
             print(f"{file}: PyTorch itself cannot read it: {listed['message']}")
             continue
-        known = kept("pytorch", folder, file, sample(listed["tests"], options), options)
+        known = kept(
+            "pytorch", folder, file, sample(listed["tests"], options.every, options.seed), options
+        )
         passing = [test for test, result in known.items() if result["outcome"] == "passed"]
         results[name] = {"pytorch": known}
         for way in [options.way] if options.way else report.WAYS:

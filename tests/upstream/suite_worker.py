@@ -24,7 +24,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from tests.conformance.pool import ROOT
-from tests.upstream.worker import LIMIT, LONGEST, SETTINGS, TooLong, _too_long
+from tests.upstream.worker import LIMIT, LONGEST, SETTINGS, TooLong, _too_long, sample
 
 
 def _name(item: pytest.Item) -> str:
@@ -36,7 +36,7 @@ class Recorder:
     """Writes the name of a test before it runs, so that one that ends the process is known, and its result."""
 
     def __init__(self, task: dict[str, Any], results: IO[str]) -> None:
-        self.every, self.only, self.known = task["every"], task["only"], {*task["known"]}
+        self.task, self.only, self.known = task, task["only"], {*task["known"]}
         self.results = results
         self.record: dict[str, Any] = {}
 
@@ -44,7 +44,10 @@ class Recorder:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave what is wanted and not known."""
         only = None if self.only is None else {*self.only}
-        taken = items[:: self.every] if only is None else [i for i in items if _name(i) in only]
+        if only is None:
+            taken = sample(items, self.task["every"], self.task["seed"])
+        else:
+            taken = [item for item in items if _name(item) in only]
         items[:] = [item for item in taken if _name(item) not in self.known]
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

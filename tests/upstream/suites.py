@@ -1,6 +1,6 @@
 """Run test suites of projects that use PyTorch on webtorch: docs/upstream.md.
 
-    python -m tests.upstream.suites FOLDER [--only einops,keras] [--every 1] [--again]
+    python -m tests.upstream.suites FOLDER [--only einops,keras] [--every 1] [--seed 0] [--again]
 
 FOLDER holds checkouts of the projects. Each test runs with real PyTorch on the CPU; those that pass run with
 webtorch under the name `torch`, or on PyTorch's "webgpu" device, as SUITES says. Results are kept in
@@ -111,11 +111,16 @@ SUITES = {
 
 
 def run(
-    name: str, folder: Path, way: str, every: int = 1, only: list[str] | None = None
+    name: str,
+    folder: Path,
+    way: str,
+    every: int = 1,
+    only: list[str] | None = None,
+    seed: int | None = None,
 ) -> dict[str, Any]:
     """Run tests of a suite one way, those of which nothing is kept, and return test -> result.
 
-    only: names; None takes every so many of all tests.
+    only: names; None takes every so many of all tests, or as many drawn by chance with a seed.
     """
     suite, path = SUITES[name], CACHE / way / f"{name}.json"
     lines, log, task = (path.with_suffix(end) for end in (".lines", ".log", ".task"))
@@ -133,7 +138,9 @@ def run(
     # The task is there until it is done: a run was stopped, or a test has ended its process.
     finished = bool(found) and not task.exists() and set(only or ()) <= found.keys()
     while not finished:
-        task.write_text(json.dumps({"every": every, "only": only, "known": list(found)}))
+        task.write_text(
+            json.dumps({"every": every, "seed": seed, "only": only, "known": list(found)})
+        )
         with open(log, "w") as output:
             subprocess.run(command, cwd=folder, env=environment, stdout=output, stderr=output)
         before, found = found, take(path, lines)
@@ -166,6 +173,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="checkouts of the projects")
     parser.add_argument("--only", default=",".join(SUITES), help="suites, separated by commas")
     parser.add_argument("--every", type=int, help="a sample: every so many tests")
+    parser.add_argument("--seed", type=int, help="draw the sample by chance, with this seed")
     parser.add_argument("--again", action="store_true", help="forget what is kept of webtorch")
     options = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
@@ -176,7 +184,7 @@ def main() -> None:
             continue
         if options.again:
             (CACHE / way / f"{name}.json").unlink(missing_ok=True)
-        known = run(name, folder, "pytorch", options.every or SUITES[name].every)
+        known = run(name, folder, "pytorch", options.every or SUITES[name].every, seed=options.seed)
         passing = [test for test, result in known.items() if result["outcome"] == "passed"]
         found = run(name, folder, way, only=passing)
         missing = {"outcome": "failed", "message": "the test was not made"}

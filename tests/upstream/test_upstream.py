@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.upstream import report, run, suites
+from tests.upstream import report, run, suites, worker
 
 FILE = """
 import os, sys, unittest
@@ -90,6 +90,37 @@ def test_on_the_device(folder: Path) -> None:
     found = run.ask("device", folder, "test_real.py", ["", *names], 1)
     assert sorted(found[""]["tests"]) == sorted(names)
     assert [report.kind(found[n]) for n in names] == ["passed", "passed", "skipped"]
+
+
+BY_DEFAULT = """
+import numpy
+import torch
+from torch.testing._internal.common_utils import TestCase
+
+
+class TestPlain(TestCase):
+    def test_sum(self):
+        x = torch.ones(3)
+        self.assertEqual(x.device.type, "webgpu")
+        self.assertEqual(numpy.add(x, x.numpy()).sum(), 6)
+"""
+
+
+def test_by_default_on_the_device(tmp_path: Path) -> None:
+    """Tests of a file that makes none for each device make their tensors there."""
+    (tmp_path / "test_plain.py").write_text(BY_DEFAULT)
+    found = run.ask("device", tmp_path, "test_plain.py", ["", "TestPlain.test_sum"], 1)
+    assert found[""]["tests"] == ["TestPlain.test_sum"]
+    assert found["TestPlain.test_sum"]["outcome"] == "passed"
+
+
+def test_sample() -> None:
+    """Every so many tests, or as many drawn by chance: the same with the same seed."""
+    tests = list(range(100))
+    assert worker.sample(tests, 30, None) == [0, 30, 60, 90]
+    drawn = worker.sample(tests, 30, 1)
+    assert drawn == worker.sample(tests, 30, 1) != worker.sample(tests, 30, 2)
+    assert len({*drawn}) == 4 and [*drawn] == sorted(drawn)
 
 
 SUITE = """

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import random
 import re
 import signal
 import sys
@@ -17,7 +18,7 @@ import time
 import traceback
 import unittest
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -79,10 +80,26 @@ def _on_the_device() -> None:
     made.get_desired_device_type_test_bases = bases
 
 
+def _by_default_on_the_device() -> None:
+    """Let tests that name no device make their tensors on "webgpu"; NumPy takes those by way of the CPU."""
+    import torch
+
+    torch.set_default_device("webgpu")
+    for name in ("numpy", "__array__"):
+        there = getattr(torch.Tensor, name)
+        setattr(
+            torch.Tensor,
+            name,
+            lambda tensor, *args, _there=there, **kwargs: _there(tensor.cpu(), *args, **kwargs),
+        )
+
+
 def read(way: str, folder: Path, file: str) -> ModuleType:
     """Return a test file as a module."""
     if file not in _read:
         path = folder / file
+        if way == "device" and not _made_for_devices(path):
+            _by_default_on_the_device()
         sys.path[0:1] = [str(path.parent)]
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
@@ -101,6 +118,10 @@ def read(way: str, folder: Path, file: str) -> ModuleType:
             borrowed.reading = False
         _read[file] = module
     return _read[file]
+
+
+def _made_for_devices(path: Path) -> bool:
+    return "instantiate_device_type_tests" in path.read_text()
 
 
 def executed(run: Callable[[], object]) -> bool:
@@ -130,6 +151,14 @@ class _StandIn:
         return iter(())
 
 
+def sample(tests: Sequence[Any], every: int, seed: int | None) -> Sequence[Any]:
+    """Return every so many of the tests, or as many drawn by chance, in their order."""
+    if seed is None:
+        return tests[::every]
+    places = random.Random(seed).sample(range(len(tests)), -(-len(tests) // every))
+    return [tests[place] for place in sorted(places)]
+
+
 def tests(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
     """Return the tests of a suite."""
     for one in suite:
@@ -140,12 +169,13 @@ def tests(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 
 
 def names(way: str, module: ModuleType) -> list[str]:
-    """Return the tests of a module as "Class.test"; for the device those that are made for each device."""
+    """Return the tests of a module as "Class.test"; for the device those that are made for each device, if any are."""
     found = tests(unittest.defaultTestLoader.loadTestsFromModule(module))
+    by_default = not _made_for_devices(Path(str(module.__file__)))
     return [
         f"{type(t).__name__}.{t._testMethodName}"
         for t in found
-        if way != "device" or hasattr(type(t), "get_primary_device")
+        if way != "device" or hasattr(type(t), "get_primary_device") or by_default
     ]
 
 
