@@ -168,3 +168,20 @@ def test_a_bad_index_reaches_the_one_who_awaits(device):
 
     with pytest.raises(IndexOutOfRangeError, match=r"index 3 .*size 3 \(u.py:7\)"):
         asyncio.run(main())
+
+
+def test_what_is_submitted_does_not_wait_for_a_thread_that_waits(device, slow):
+    if device.native.engine != "dawn":
+        pytest.skip("lavapipe begins no submission before the last one has ended")
+    rounds, times = _half_a_second(device, slow) // 3, []
+    for _ in range(3):
+        slow.run([], [rounds])
+        waiting = threading.Thread(target=device.fence())
+        waiting.start()
+        # It has begun to wait; Dawn would do so for 0.1 s at once.
+        time.sleep(0.03)
+        started = time.perf_counter()
+        slow.run([], [1])
+        times.append(time.perf_counter() - started)
+        waiting.join()
+    assert min(times) < 0.03, times

@@ -422,9 +422,10 @@ class Runtime:
         taken off the pending ones, as it waits for nothing but such a value or is not wanted; and what was seen of the
         others while there was nothing else to do. The caller holds the lock, which is free meanwhile.
         """
-        if wanted is not None and (late := self._others(wanted)):
-            return self._set_aside(late), None
         seen = self._look()
+        waits = seen is None or bool(seen.awaited())
+        if waits and wanted is not None and (late := self._others(wanted)):
+            return self._set_aside(late), None
         while True:
             awaited = self._awaited() if seen is None else seen.awaited()
             sent = arrivals.sent(self.arriving, awaited)

@@ -349,7 +349,7 @@ class WebGPUBackend:
             self.encoding.send()
             self._probe()
             mark = self.native.mark()
-        return partial(self.native.wait, mark)
+        return partial(self.native.wait_beside, mark)
 
     def memory_allocated(self) -> int:
         """Return the bytes held by live buffers."""

@@ -13,6 +13,7 @@ import logging
 import mmap
 import re
 import threading
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, TypeAlias
@@ -27,6 +28,8 @@ STORAGE, UNIFORM, COPY_DST, COPY_SRC, MAP_WRITE, MAP_READ = 0x80, 0x40, 0x08, 0x
 HOST_MEMORY = "host-mapped-pointer"
 # Buffers of this size lie there, in whole pages; some systems count these by 64 KiB.
 _LARGE = _PAGE = 1 << 16
+# Seconds between looks of a thread that waits beside others: each takes Python's lock from them.
+_LOOK = 2e-4
 # wgpu-native: "Parent device is lost"; Dawn: "[Device] is lost".
 _LOST = re.compile(r"\bdevice\b[^.\n]{0,40} (is|was) (lost|destroyed)", re.IGNORECASE)
 _NO_MEMORY = re.compile(
@@ -211,6 +214,10 @@ class Native:
     def wait(self, mark: object) -> None:
         """Block, with the GIL released, until what `mark` stands for is done."""
         raise NotImplementedError
+
+    def wait_beside(self, mark: object) -> None:
+        """Do the same in a thread beside others, which must be able to submit meanwhile."""
+        self.wait(mark)
 
     def begin_map(self, buffer: Pointer, size: int, mode: int = MAP_READ) -> Ticket:
         """Ask for `buffer` to be mapped when the work submitted so far is done: to be read, or written (MAP_WRITE)."""
@@ -447,17 +454,20 @@ class DawnNative(Native):
         if self._address(buffer) not in self._readable:
             super().unmap(buffer)
 
-    def _wait_future(self, number: int, ready: threading.Event) -> None:
+    def _wait_future(self, number: int, ready: threading.Event, pause: float = 0.0) -> None:
         wait = self.ffi.new("WGPUFutureWaitInfo *")
         wait.future.id = number
         while not ready.is_set():
             # In pieces, so that Ctrl-C comes through.
-            status = self.lib.wgpuInstanceWaitAny(self._instance, 1, wait, 100_000_000)
+            most = 0 if pause else 100_000_000
+            status = self.lib.wgpuInstanceWaitAny(self._instance, 1, wait, most)
             if wait.completed:
                 ready.wait(1.0)
                 return
             if status not in (self.lib.WGPUWaitStatus_Success, self.lib.WGPUWaitStatus_TimedOut):
                 raise RuntimeError(f"waiting for the device failed with status {status}")
+            if pause:
+                time.sleep(pause)
 
     def mark(self) -> tuple[int, threading.Event]:
         """Return a future of all that has been submitted."""
@@ -470,6 +480,12 @@ class DawnNative(Native):
         """Wait for the future of a mark."""
         assert isinstance(mark, tuple)
         self._wait_future(*mark)
+
+    def wait_beside(self, mark: object) -> None:
+        """Look again and again: while Dawn waits it holds the list that each submission adds its fence to."""
+        assert isinstance(mark, tuple)
+        number, ready = mark
+        self._wait_future(number, ready, _LOOK)
 
     def begin_map(self, buffer: Pointer, size: int, mode: int = MAP_READ) -> Ticket:
         """Begin to map a buffer; return its ticket."""
