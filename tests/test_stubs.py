@@ -125,6 +125,23 @@ def train(model: nn.Module, loader: DataLoader) -> float:
 reveal_type(Net()(x, scale=2.0))  # Tensor
 reveal_type(nn.Linear(4, 8)(x))  # Tensor
 reveal_type(Net().last(x))  # Tensor
+
+
+@torch.compile
+def twice(x: Tensor, times: int = 2) -> tuple[Tensor, int]:
+    return x * times, times
+
+
+@torch.compile(fullgraph=True)
+def once(x: Tensor) -> Tensor:
+    return x
+
+
+reveal_type(twice(x, times=3))  # tuple[Tensor, int]
+reveal_type(once(x))  # Tensor
+reveal_type(torch.compile(Net())(x))  # Tensor
+reveal_type(torch.autograd.grad(x.sum(), x))  # tuple[Tensor, ...]
+reveal_type(torch.autograd.grad(x.sum(), x, allow_unused=True))  # tuple[Tensor | None, ...]
 train(Net(), DataLoader(TensorDataset(x), batch_size=2))
 '''  # fmt: skip
 WRONG = '''

@@ -30,6 +30,7 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ir.kernel import Check, Kernel, Reduce, Store
 from webtorch.lower.pysource import python_source
+from webtorch.runtime.backends.cpu import numpy_math
 from webtorch.runtime.backends.cpu.executable import KernelRunner
 from webtorch.runtime.backends.cpu.memory import CpuBuffer
 
@@ -160,6 +161,17 @@ def close(actual: np.ndarray, expected: np.ndarray, dtype: DType) -> None:
     with np.errstate(all="ignore"):
         expected = expected.astype(actual.dtype)
     np.testing.assert_allclose(actual, expected, rtol=rtol, atol=tiny)
+
+
+def test_no_function_of_float32_goes_number_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: ex.ScalarFunction, *args: float) -> float:
+        raise AssertionError(self.name)
+
+    monkeypatch.setattr(ex.ScalarFunction, "of_floats", refused)
+    x = np.array([-0.5, 0.0, 2.0], np.float32)
+    for function in ex.FUNCTIONS.values():
+        if function.expansion_cpu is not None:
+            numpy_math.NAMESPACE[function.numpy or function.name](*[x] * function.arity)
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)

@@ -132,7 +132,9 @@ def test_a_software_adapter_gives_way_to_the_processor_unless_it_is_asked_for(
     # Without a program for the processor there is no choice.
     alone = write(tmp_path / "alone", cpu=False)
     page.page.goto(serve(alone) + "blank")
-    assert page.run(LOAD, {})["device"] == "webgpu"
+    chosen = page.run(LOAD, {})
+    assert chosen["device"] == "webgpu"
+    assert chosen["reason"].endswith("no program for the processor: it was exported without one.")
     told = page.error(LOAD, {"device": "cpu"})
     assert told == "This export has no program for the processor: it was exported without one."
     assert page.problems == []

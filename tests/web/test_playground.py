@@ -248,7 +248,7 @@ def test_what_a_page_does_not_have_is_said_with_what_does_it(play: Playground) -
     assert "ModuleNotFoundError: No module named 'numpy': this page does not have it." in output
     assert "--packages numpy" in output and play.page.inner_text("#lines .wrong") == "2"
     assert "show.plot" in play.do("import matplotlib.pyplot as plt")
-    assert "end='\\r'" in play.do("from tqdm import tqdm")
+    assert "Here print(f'{step} of {steps}', end='\\r')" in play.do("from tqdm import tqdm")
     assert "standard library and webtorch" in play.do("import pandas")
     assert "EOFError: input: nobody can type" in play.do("input('name? ')")
     bar = "print(f'at {i}', end='\\r' if sys.stdout.isatty() else '\\n')"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from webtorch.capture.step import CompiledFunction
 from webtorch.nn import Module
@@ -116,6 +116,45 @@ class OptimizedModule(Module):
 def function_of(x: object) -> Any:
     """Return the compiled function of a compiled Module; anything else as it is."""
     return x._compiled_function if isinstance(x, OptimizedModule) else x
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_M = TypeVar("_M", bound=Module)
+
+if TYPE_CHECKING:
+
+    class _Typed(CompiledFunction, Generic[_P, _R]):
+        """A compiled function, as types see it: it takes and gives what the function does."""
+
+        def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+
+
+class _Options(TypedDict, total=False):
+    fullgraph: bool
+    dynamic: bool | None
+    backend: object
+    mode: str | None
+    options: dict[str, object] | None
+    disable: bool
+    device: str | None
+    captures: bool | Iterable[str]
+    memory_budget: int | str | None
+
+
+# A Module can be called, too: the first form that fits counts.
+@overload
+def compile(model: _M, **options: Unpack[_Options]) -> _M: ...  # type: ignore[overload-overlap]
+
+
+@overload
+def compile(model: Callable[_P, _R], **options: Unpack[_Options]) -> _Typed[_P, _R]: ...
+
+
+@overload
+def compile(
+    model: None = None, **options: Unpack[_Options]
+) -> Callable[[Callable[_P, _R]], _Typed[_P, _R]]: ...
 
 
 def compile(

@@ -556,7 +556,6 @@ class _Moved(Function):
             out = ctx.function(data)
         found = grad([out], [data], [_filled(g)], retain_graph=True)[0]
         reached = grad([out], [data], [_counts(g)])[0]
-        assert found is not None and reached is not None
         return _made(found, reached.bool()), None
 
 

@@ -11,7 +11,7 @@ import itertools
 import sys
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 from webtorch.dispatch.call import active, dispatched, looking
 from webtorch.ir.lines import user_depth
@@ -809,7 +809,6 @@ def _batched(
                 "tensors in `grad_output` to be considered batched, consider using vmap."
             )
     size = next(g._shape[0] for g in given if g is not None)
-    options = create_graph, True, allow_unused, False, materialize_grads
     if any(isinstance(x, TensorBase) and wraps(x) for x in (*_listed(outputs), *given)):
         # Dimensions that vmap hides are those of data.
         rows = [
@@ -818,7 +817,9 @@ def _batched(
                 inputs,
                 [None if g is None else g[i] for g in given],
                 retain_graph if i == size - 1 else True,
-                *options,
+                create_graph,
+                allow_unused=allow_unused,
+                materialize_grads=materialize_grads,
             )
             for i in range(size)
         ]
@@ -827,8 +828,40 @@ def _batched(
     batch, unbatch = ask("batch"), ask("unbatch")
     with ask("Vmap")(size, "error", plain=True) as level:
         parts = [None if g is None else batch(g, 0, level.number) for g in given]
-        grads = grad(outputs, inputs, parts, retain_graph, *options)
+        grads = grad(
+            outputs, inputs, parts, retain_graph, create_graph,
+            allow_unused=allow_unused, materialize_grads=materialize_grads,
+        )  # fmt: skip
         return tuple([None if g is None else unbatch(g, 0, level.number, size) for g in grads])
+
+
+@overload
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: Literal[False] | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[Tensor, ...]: ...
+
+
+@overload
+def grad(
+    outputs: Tensor | Sequence[Tensor],
+    inputs: Tensor | Sequence[Tensor],
+    grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    *,
+    allow_unused: bool | None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[Tensor | None, ...]: ...
 
 
 @dispatched(role="gradients")

@@ -131,6 +131,6 @@ export function openCpu(
 /** Whether an adapter is a program on the processor. */
 export function isSoftware(adapter: { info?: object; isFallbackAdapter?: boolean }): boolean;
 export function requestDevice(requirements?: Requirements): Promise<GPUDevice>;
-export function readSafetensors(file: ArrayBuffer, what?: string): Record<string, FileTensor>;
+export function readSafetensors(file: ArrayBuffer | Uint8Array, what?: string): Record<string, FileTensor>;
 export function writeSafetensors(tensors: Record<string, FileTensor>): Uint8Array;
 export function fetchFile(base: string | URL, name: string): Promise<ArrayBuffer>;

@@ -37,44 +37,38 @@ export class WebtorchError extends Error {
 
 const scratch = new DataView(new ArrayBuffer(4));
 
+function floatOf(bits) {
+  scratch.setUint32(0, bits);
+  return scratch.getFloat32(0);
+}
+
+function bitsOf(x) {
+  scratch.setFloat32(0, x);
+  return scratch.getUint32(0);
+}
+
+/** Drop the low bits of a float's: to nearest, ties to even, as everywhere. */
+const rounded = (bits, dropped) => (bits + (1 << (dropped - 1)) - 1 + ((bits >>> dropped) & 1)) >>> dropped;
+
 function halfToFloat(h) {
-  const sign = h & 0x8000 ? -1 : 1;
-  const exponent = (h >> 10) & 31;
-  const fraction = h & 1023;
-  if (exponent === 0) return sign * fraction * 2 ** -24;
-  if (exponent === 31) return fraction ? NaN : sign * Infinity;
-  return sign * (1 + fraction / 1024) * 2 ** (exponent - 15);
+  const x = floatOf(((h & 0x8000) << 16) | ((h & 0x7fff) << 13)) * 2 ** 112;
+  if (Math.abs(x) < 65536) return x;
+  return Math.abs(x) > 65536 ? NaN : x * Infinity;
 }
 
 function floatToHalf(x) {
-  scratch.setFloat32(0, x);
-  const bits = scratch.getUint32(0);
+  const bits = bitsOf(x);
   const sign = (bits >>> 16) & 0x8000;
   const a = bits & 0x7fffffff;
   if (a > 0x7f800000) return sign | 0x7e00;
   if (a >= 0x47800000) return sign | 0x7c00;
-  // Subnormal halves are multiples of 2 ** -24; round to nearest, ties to even, as everywhere.
-  if (a < 0x38800000) return sign | roundEven(Math.abs(Math.fround(x)) * 2 ** 24);
-  return sign | ((a - 0x38000000 + 0xfff + ((a >>> 13) & 1)) >>> 13);
+  // Subnormal halves are multiples of 2 ** -24, as are floats between 0.5 and 1.
+  if (a < 0x38800000) return sign | (bitsOf(Math.abs(Math.fround(x)) + 0.5) - bitsOf(0.5));
+  return sign | rounded(a - 0x38000000, 13);
 }
 
-function roundEven(x) {
-  const floor = Math.floor(x);
-  const rest = x - floor;
-  return rest > 0.5 || (rest === 0.5 && floor % 2 === 1) ? floor + 1 : floor;
-}
-
-function brainToFloat(h) {
-  scratch.setUint32(0, h << 16);
-  return scratch.getFloat32(0);
-}
-
-function floatToBrain(x) {
-  if (Number.isNaN(x)) return 0x7fc0;
-  scratch.setFloat32(0, x);
-  const bits = scratch.getUint32(0);
-  return ((bits + 0x7fff + ((bits >>> 16) & 1)) >>> 16) & 0xffff;
-}
+const brainToFloat = (h) => floatOf(h << 16);
+const floatToBrain = (x) => (Number.isNaN(x) ? 0x7fc0 : rounded(bitsOf(x), 16) & 0xffff);
 
 const integers = (code, file, view, low, high) => ({ code, file, stored: view, view, low, high });
 
@@ -208,20 +202,23 @@ const contiguous = (shape) => {
 
 // --- safetensors ------------------------------------------------------------------------------------------------------
 
-/** Return the parsed header of a safetensors file and its length. */
+const bytesOf = (file) => (file instanceof ArrayBuffer ? new Uint8Array(file) : file);
+
+/** Return the parsed header of a safetensors file (bytes) and its length. */
 function headerOf(file, damaged) {
-  if (file.byteLength < 8) throw damaged(`it has ${file.byteLength} bytes`);
-  const length = Number(new DataView(file).getBigUint64(0, true));
-  if (length > file.byteLength - 8) throw damaged(`its header would take ${length} of ${file.byteLength} bytes`);
+  if (file.length < 8) throw damaged(`it has ${file.length} bytes`);
+  const length = Number(new DataView(file.buffer, file.byteOffset).getBigUint64(0, true));
+  if (length > file.length - 8) throw damaged(`its header would take ${length} of ${file.length} bytes`);
   try {
-    return [JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(new Uint8Array(file, 8, length))), length];
+    return [JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(file.subarray(8, 8 + length))), length];
   } catch (error) {
     throw damaged(`its header is not JSON (${error.message})`);
   }
 }
 
-/** Return {name: {dtype, shape, bytes}} of a safetensors file (an ArrayBuffer). Throws WebtorchError if it is damaged. */
-export function readSafetensors(file, what = "weights") {
+/** Return {name: {dtype, shape, bytes}} of a safetensors file (ArrayBuffer or Uint8Array). Throws WebtorchError if it is damaged. */
+export function readSafetensors(given, what = "weights") {
+  const file = bytesOf(given);
   const damaged = (why) => new WebtorchError(`${what}: the file is damaged or incomplete: ${why}`);
   const [header, length] = headerOf(file, damaged);
   const names = Object.fromEntries(Object.entries(TYPES).map(([name, type]) => [type.code, name]));
@@ -232,10 +229,9 @@ export function readSafetensors(file, what = "weights") {
     const [begin, end] = entry?.data_offsets ?? [];
     if (!dtype || !Array.isArray(entry.shape) || !Number.isInteger(begin) || !Number.isInteger(end)) throw damaged(`the entry of ${name} is not valid`);
     const nbytes = nbytesOf(dtype, entry.shape);
-    if (begin < 0 || end - begin !== nbytes || 8 + length + end > file.byteLength) {
-      throw damaged(`${name} should have ${nbytes} bytes at ${begin}, the file ends at ${file.byteLength - 8 - length}`);
-    }
-    out[name] = { dtype, shape: entry.shape, bytes: new Uint8Array(file, 8 + length + begin, nbytes) };
+    const data = file.subarray(8 + length);
+    if (begin < 0 || end - begin !== nbytes || end > data.length) throw damaged(`${name} should have ${nbytes} bytes at ${begin}, the file ends at ${data.length}`);
+    out[name] = { dtype, shape: entry.shape, bytes: data.subarray(begin, end) };
   }
   return out;
 }
@@ -262,7 +258,7 @@ export function writeSafetensors(tensors) {
 }
 
 /** Return the stamp that an export put into a file that was read before; undefined where there is none. */
-const stampOf = (file) => headerOf(file, (why) => new WebtorchError(why))[0].__metadata__?.["webtorch.export"];
+const stampOf = (file) => headerOf(bytesOf(file), (why) => new WebtorchError(why))[0].__metadata__?.["webtorch.export"];
 
 const FLOATS = ["float32", "float16", "bfloat16"];
 
@@ -481,7 +477,7 @@ class Memory {
   }
 
   write(queue, bytes) {
-    const all = bytes instanceof ArrayBuffer ? new Uint8Array(bytes) : bytes;
+    const all = bytesOf(bytes);
     this.buffers.forEach((buffer, i) => queue.writeBuffer(buffer, 0, all.subarray(i * this.step, (i + 1) * this.step)));
   }
 
@@ -523,22 +519,21 @@ class Program {
     const { model } = this;
     const { memory, uniform, status } = this.description;
     memory.forEach((place, entry) => {
-      if (place.own !== undefined) this.own.set(entry, model.memory(place.own));
-      else if (place.argument !== undefined) this.arguments[place.argument] = model.memory(place.bytes);
+      if (place.state !== undefined) return;
+      const own = model.memory(place.own ?? place.bytes);
+      this.own.set(entry, own);
+      if (place.argument !== undefined) this.arguments[place.argument] = own;
     });
     if (uniform.bytes) this.uniform = model.device.createBuffer({ size: uniform.bytes, usage: GPUBufferUsage.UNIFORM | GPUBufferUsage.COPY_DST });
     if (status) this.status = model.memory(16);
   }
 
   release() {
-    for (const memory of [...this.own.values(), ...this.arguments, ...this.staging, this.uniform, this.status]) memory?.destroy();
+    for (const memory of [...this.own.values(), ...this.staging, this.uniform, this.status]) memory?.destroy();
   }
 
   memory(entry) {
-    const place = this.description.memory[entry];
-    if (place.state !== undefined) return this.model.states[place.state];
-    if (place.argument !== undefined) return this.arguments[place.argument];
-    return this.own.get(entry);
+    return this.own.get(entry) ?? this.model.states[this.description.memory[entry].state];
   }
 
   /** Write the runtime arguments into the uniform buffer, if any of them changed. */
@@ -549,10 +544,7 @@ class Program {
     const values = argumentValues(model, this.description, inputs);
     const view = new DataView(new ArrayBuffer(uniform.bytes));
     for (const [offset, number] of uniform.fields) {
-      const value = values[number];
-      if (args[number].type === "f32") view.setFloat32(offset, value, true);
-      else if (args[number].type === "u32") view.setUint32(offset, value, true);
-      else view.setInt32(offset, value, true);
+      view[{ f32: "setFloat32", u32: "setUint32" }[args[number].type] ?? "setInt32"](offset, values[number], true);
     }
     const bytes = new Uint8Array(view.buffer);
     if (!this.packed || bytes.some((b, i) => b !== this.packed[i])) {
@@ -590,18 +582,17 @@ class Program {
     encoded.forEach((bytes, i) => this.arguments[i].write(queue, bytes));
     this.packArguments(inputs);
     // What is profiled waits between its dispatches; nothing else is running then.
-    if (step) return this.apart(step).then(() => this.finish(read));
-    return this.finish(read);
+    if (step) return this.apart(step).then(() => this.finish(read, 0));
+    return this.finish(read, description.steps.length);
   }
 
   async apart(step) {
-    const groups = this.plan();
-    for (let i = 0; i < groups.length; i++) await step((encoder, pass) => this.record(encoder, groups, i, i + 1, pass), i);
-    this.ran = true;
+    for (let i = 0; i < this.description.steps.length; i++) await step((encoder, pass) => this.record(encoder, i, i + 1, pass), i);
   }
 
   /** Add some of the steps to what the device will do. */
-  record(encoder, groups, first, end, timing) {
+  record(encoder, first, end, timing) {
+    const groups = this.plan();
     let pass = null;
     let last = null;
     for (let i = first; i < end; i++) {
@@ -621,9 +612,9 @@ class Program {
     pass?.end();
   }
 
-  finish(read) {
+  finish(read, count) {
     const { model, description } = this;
-    const { encoder, staging } = this.encode(read);
+    const { encoder, staging } = this.encode(read, count);
     model.device.queue.submit([encoder.finish()]);
     model.random = BigInt.asUintN(64, model.random + BigInt(description.draws));
     for (const [state, entry] of description.updates) {
@@ -665,12 +656,11 @@ class Program {
     return { rows, outputs, clock: timed ? "device" : "page" };
   }
 
-  encode(read) {
+  encode(read, count) {
     const { model } = this;
-    const { steps, returns } = this.description;
+    const { returns } = this.description;
     const encoder = model.device.createCommandEncoder({ label: this.name });
-    if (!this.ran) this.record(encoder, this.plan(), 0, steps.length);
-    this.ran = false;
+    this.record(encoder, 0, count);
     let staging = null;
     const total = returns.reduce((sum, r) => sum + r.bytes, 0) + (this.status ? 8 : 0);
     if (read && total) {
@@ -743,8 +733,7 @@ class Opened {
   /** Take parameters and optimizer state from a safetensors file (ArrayBuffer or Uint8Array). */
   loadState(file) {
     this.check();
-    const buffer = file instanceof ArrayBuffer ? file : file.buffer.slice(file.byteOffset, file.byteOffset + file.byteLength);
-    this.write(readSafetensors(buffer, "loadState"), "loadState");
+    this.write(readSafetensors(file, "loadState"), "loadState");
   }
 
   /** @internal Everything is checked before any of it is written. */
@@ -987,7 +976,7 @@ class Host {
     this.engine.device.destroy();
     for (let wait = 100; ; wait *= 3) {
       try {
-        this.engine = await this.make(kept.tensors());
+        this.engine = await this.make(readSafetensors(kept.file, "state"));
         break;
       } catch (error) {
         if (wait > 8000) return `It could not be opened again: ${error.message} Reload the page to go on from what was saved.`;
@@ -1012,7 +1001,7 @@ class Host {
     this.key = options.key ?? `${program.title} ${await digest(program)}`;
     this.persist = Boolean(options.persist);
     this.every = options.keep ?? (program.states.reduce((sum, s) => sum + s.bytes, 0) > LARGE ? 6 * KEEP : KEEP);
-    this.keep(new Uint8Array(weights));
+    this.keep(weights);
     let resumed = null;
     if (options.resume) {
       try {
@@ -1037,8 +1026,9 @@ class Host {
     try {
       const adapter = await requestAdapter();
       // WebGPU without a graphics card: the processor does the work either way, and WebAssembly is its own language.
-      if (device === "auto" && !absent && isSoftware(adapter)) {
+      if (device === "auto" && isSoftware(adapter)) {
         const slow = `WebGPU has no graphics card here (${nameOf(adapter.info ?? {})}), and the processor is faster without it.`;
+        if (absent) return await this.onGraphics(tensors, adapter, `${slow} ${without}`);
         try {
           return await this.onProcessor(tensors, slow);
         } catch (error) {
@@ -1079,8 +1069,7 @@ class Host {
   }
 
   keep(file, random = this.engine.random, calls = this.calls) {
-    const tensors = () => readSafetensors(file.buffer.slice(file.byteOffset, file.byteOffset + file.byteLength), "state");
-    this.kept = { tensors, random, calls, file };
+    this.kept = { file, random, calls };
     this.keptAt = performance.now();
   }
 
@@ -1115,7 +1104,6 @@ class Host {
 
   set({ name, value }) {
     this.engine.set(name, value);
-    this.settings = this.engine.settings;
   }
 
   async state() {
@@ -1133,11 +1121,11 @@ class Host {
 
   async save({ key = this.key, note = this.note }) {
     this.note = note;
-    const { random } = this.engine;
-    const file = await this.state();
-    const record = { file, random: String(random), settings: { ...this.settings }, calls: this.calls, note, saved: Date.now() };
+    await this.state();
+    const { file, random, calls } = this.kept;
+    const record = { file, random: String(random), settings: { ...this.settings }, calls, note, saved: Date.now() };
     await stored("readwrite", (store) => store.put(record, key));
-    return { calls: record.calls, saved: record.saved };
+    return { calls, saved: record.saved };
   }
 
   async resume({ key = this.key }) {
@@ -1239,9 +1227,9 @@ export class Model {
     Object.assign(this, opened, { title: program.title, functions: program.functions });
     for (const name of Object.keys(program.functions)) {
       this[name] = async (inputs, given) => {
-        const result = await this.run(name, inputs, given);
-        if (result.status === "completed") return result.outputs;
-        throw Object.assign(result.error, { status: result.status });
+        const { status, outputs, error } = await this.run(name, inputs, given);
+        if (error) throw Object.assign(error, { status });
+        return outputs;
       };
     }
     return this;
@@ -1287,7 +1275,7 @@ export class Model {
 
   /** Take parameters and optimizer state from a safetensors file (ArrayBuffer or Uint8Array). */
   loadState(file) {
-    return this.ask({ op: "loadState", file: file instanceof ArrayBuffer ? new Uint8Array(file) : file });
+    return this.ask({ op: "loadState", file });
   }
 
   /** Keep the state, the settings and a note of the page's own in this browser, for `resume`. */

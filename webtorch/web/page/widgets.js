@@ -84,7 +84,9 @@ export async function opened(options = {}) {
   const cpu = $("cpu.wasm") ? [inline("cpu.wasm"), inline("cpu.bin")] : null;
   const source = block ? { program: block.textContent, weights: inline("weights.safetensors"), cpu, cpuScript: globalThis.webtorchCpu } : "./";
   const device = new URLSearchParams(location.search).get("device") ?? "auto";
-  const model = await load(source, { device, script: globalThis.webtorchWorker ?? null, ...options });
+  // Software adapters and some drivers take a minute for what others have in a second.
+  const slow = setTimeout(() => say("The browser compiles the program's kernels …"), 3000);
+  const model = await load(source, { device, script: globalThis.webtorchWorker ?? null, ...options }).finally(() => clearTimeout(slow));
   say([`Ready on ${model.deviceName}.`, model.reason].filter(Boolean).join(" "));
   return model;
 }

@@ -76,9 +76,9 @@ class _Absent:
         # What tries an import and goes on without is no program's.
         if path is not None or not _typed_import():
             return
-        instead = _INSTEAD.get(root, "Python's standard library and webtorch are here")
+        instead = _INSTEAD.get(root, "Python's standard library and webtorch can be imported")
         raise ModuleNotFoundError(
-            f"No module named {name!r}: this page does not have it. {instead[0].upper()}{instead[1:]}. Where Pyodide "
+            f"No module named {name!r}: this page does not have it. Here {instead}. Where Pyodide "
             f"has it, `webtorch playground DIR --packages {root}` writes a page with it",
             name=name,
         )

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from webtorch.ir.expr import FUNCTIONS, ScalarFunction
+from webtorch.ir.dtype import float32
+from webtorch.ir.expr import FUNCTIONS, Expr, ScalarFunction, input_, walk
 from webtorch.ir.reducer import REDUCERS
 from webtorch.runtime.backends import philox as random_bits
 from webtorch.runtime.backends.cpu.memory import Array
@@ -149,17 +150,40 @@ def fma(x: Array, y: Array, z: Array) -> Array:
     return np.add(np.multiply(x, y, dtype=np.float64), z).astype(kind, copy=False)
 
 
-def _by_number(function: ScalarFunction) -> object:
-    """Return a function of arrays that computes one number after the other."""
+def _formula(function: ScalarFunction) -> object:
+    """Return a function of arrays: float32 by the form for processors, other types one number after the other."""
+    assert function.expansion_cpu is not None
+    root = function.expansion_cpu(*(input_(i, float32) for i in range(function.arity)))
 
     def apply(*args: Array) -> Array:
-        """Compute arrays of one form, element by element."""
+        """Compute arrays of one form."""
+        if np.asarray(args[0]).dtype == np.float32:
+            made: dict[Expr, Array] = {}
+            for node in walk(root):
+                made[node] = _node(node, [made[a] for a in node.args], args)
+            return made[root]
         arrays = np.broadcast_arrays(*args)
         numbers = map(function.of_floats, *(a.ravel().tolist() for a in arrays))
         first = arrays[0]
         return np.fromiter(numbers, np.float64, first.size).reshape(first.shape).astype(first.dtype)
 
     return apply
+
+
+def _node(node: Expr, values: list[Array], inputs: tuple[Array, ...]) -> Array:
+    """Compute a node of a formula."""
+    dtype = np.dtype(node.dtype.numpy or node.dtype.name)
+    match node.op:
+        case "input":
+            return inputs[int(node.value)]
+        case "const":
+            return dtype.type(node.value)
+        case "cast":
+            return convert(values[0], dtype.type)
+        case "bitcast":
+            return values[0].view(dtype)
+    found: Array = NAMESPACE[FUNCTIONS[node.op].numpy or node.op](*values)
+    return found
 
 
 def pow(x: Array, y: Array) -> Array:
@@ -226,4 +250,4 @@ for _function in FUNCTIONS.values():
     if _function.numpy:
         NAMESPACE[_function.numpy] = getattr(np, _function.numpy)
     elif _function.name not in NAMESPACE:
-        NAMESPACE[_function.name] = _by_number(_function)
+        NAMESPACE[_function.name] = _formula(_function)
