@@ -44,6 +44,8 @@ __all__ = ["Served", "application"]
 _MOST_BYTES = 1 << 25
 # How many answers a request may ask for, and how many may be made or wait in all; texts to be made vectors.
 _MOST_ANSWERS, _MOST_WAITING, _MOST_TEXTS = 16, 256, 2048
+# Seconds after which it is looked again whether a client is still there.
+_LOOK = 0.25
 # Texts that end an answer, and their letters.
 _MOST_STOPS, _LONGEST_STOP = 16, 1024
 # Nobody's log probability is less; JSON has no infinity.
@@ -56,24 +58,30 @@ _ONLY: dict[str, tuple[object, ...]] = {
 
 
 class _RefusedError(Exception):
-    """A request that is answered by an error: its status and a message."""
+    """A request that is answered by an error: its status, a message, and what the message is about."""
 
-    def __init__(self, message: str, status: int = 400) -> None:
-        """Take both."""
+    def __init__(
+        self, message: str, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        """Take all of them."""
         super().__init__(message)
-        self.status = status
+        self.status, self.param, self.code = status, param, code
 
 
 _KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
 
 
-def _told(message: str, status: int) -> dict[str, Any]:
+def _told(
+    message: str, status: int, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
     kind = _KINDS.get(status, "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def _error(message: str, status: int) -> JSONResponse:
-    return JSONResponse(_told(message, status), status)
+def _error(
+    message: str, status: int, param: str | None = None, code: str | None = None
+) -> JSONResponse:
+    return JSONResponse(_told(message, status, param, code), status)
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -325,17 +333,21 @@ async def _pieces(
 
     for given in enumerate(answers):
         threading.Thread(target=work, args=given, name="webtorch answer", daemon=True).start()
-    left = len(answers)
+    left, due = len(answers), loop.time() + _LOOK
     try:
         while left:
-            try:
-                number, item = await asyncio.wait_for(
-                    queue.get(), None if request is None else 0.25
-                )
-            except TimeoutError:
-                if request is not None and await request.is_disconnected():
+            found = None
+            with contextlib.suppress(TimeoutError):
+                wait = None if request is None else max(0.0, due - loop.time())
+                found = await asyncio.wait_for(queue.get(), wait)
+            # Also while pieces come.
+            if request is not None and loop.time() >= due:
+                if await request.is_disconnected():
                     return
+                due = loop.time() + _LOOK
+            if found is None:
                 continue
+            number, item = found
             if isinstance(item, BaseException):
                 raise item
             left -= item is None
@@ -539,7 +551,7 @@ class _Server:
             try:
                 return await endpoint(request)
             except _RefusedError as error:
-                return _error(str(error), error.status)
+                return _error(str(error), error.status, error.param, error.code)
             except (ContextFullError, TemplateError, ValueError) as error:
                 return _error(str(error), 400)
             except asyncio.CancelledError:
@@ -549,10 +561,26 @@ class _Server:
 
         return answer
 
-    async def models(self, _: Request) -> Response:
-        """List the model."""
+    def _refuse_others(self, name: object) -> None:
+        """Refuse what is asked of another model; who names none means this one."""
+        if name not in (None, "", self.name):
+            raise _RefusedError(
+                f"the model {name!r} does not exist: this server has {self.name!r}",
+                404, "model", "model_not_found",
+            )  # fmt: skip
+
+    async def _asked(self, request: Request) -> dict[str, Any]:
+        """Return what a request asks of this model."""
+        body = await _body(request)
+        self._refuse_others(body.get("model"))
+        return body
+
+    async def models(self, request: Request) -> Response:
+        """List the model, or tell of it."""
+        asked = request.path_params.get("name")
+        self._refuse_others(asked)
         entry = {"id": self.name, "object": "model", "created": 0, "owned_by": "webtorch"}
-        return JSONResponse({"object": "list", "data": [entry]})
+        return JSONResponse(entry if asked else {"object": "list", "data": [entry]})
 
     def _refuse_many(self, count: int) -> None:
         """Refuse what would wait for too long."""
@@ -561,7 +589,7 @@ class _Server:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        body = await _body(request)
+        body = await self._asked(request)
         most, stop = _limits(body, None)
         each, top, messages = _each(body, _sampling(body)), _likely(body, True), _messages(body)
         self._refuse_many(len(each))
@@ -589,7 +617,7 @@ class _Server:
 
     async def completions(self, request: Request) -> Response:
         """Go on with texts."""
-        body = await _body(request)
+        body = await self._asked(request)
         most, stop = _limits(body, 16)
         each, prompts = _each(body, _sampling(body)), _inputs(body, "prompt")
         top = _likely(body, False)
@@ -613,7 +641,7 @@ class _Server:
 
     async def embeddings(self, request: Request) -> Response:
         """Return texts as vectors."""
-        body = await _body(request)
+        body = await self._asked(request)
         inputs = _inputs(body, "input")
         if len(inputs) > _MOST_TEXTS:
             raise _RefusedError(f"there are {len(inputs)} texts; at most {_MOST_TEXTS} are wanted")
@@ -668,6 +696,7 @@ def application(
     server = _Server(model, name, key)
     routes = [
         Route("/v1/models", server.guarded(server.models)),
+        Route("/v1/models/{name:path}", server.guarded(server.models)),
         Route("/v1/chat/completions", server.guarded(server.chat), methods=["POST"]),
         Route("/v1/completions", server.guarded(server.completions), methods=["POST"]),
         Route("/v1/embeddings", server.guarded(server.embeddings), methods=["POST"]),
