@@ -32,7 +32,17 @@ def test_chat_talks_and_obeys(
     out, wrong = capsys.readouterr()
     assert out.count("3 tokens, ") == 2 and "million parameters, on cpu" in out
     assert "for 64 tokens" in out and " free" in out
-    assert "/system TEXT" in out and "nowhere.gguf" in wrong
+    assert "/system TEXT" in out and "nowhere.gguf" in wrong and "as many as were asked for" in out
+
+
+def test_chat_says_how_to_go_on_where_the_context_is_full(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{'heap ' * 40}\nheap\n/quit"))
+    told = ["--device", "cpu", "--temperature", "0", "--context", "32"]
+    assert cli.main(["chat", str(trained), *told]) == 0
+    out, wrong = capsys.readouterr()
+    assert "the context of 32 is full" in out and "/new begins anew" in wrong
 
 
 def test_generate_prints_the_text_alone(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
