@@ -40,6 +40,9 @@ from webtorch.llm.tools import Call, Form, Reader, form_of
 
 __all__ = ["Served", "application"]
 
+# An object of JSON.
+Json = dict[str, Any]
+
 # Longer bodies are no conversation.
 _MOST_BYTES = 1 << 25
 # How many answers a request may ask for, and how many may be made or wait in all; texts to be made vectors.
@@ -71,9 +74,7 @@ class _RefusedError(Exception):
 _KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
 
 
-def _told(
-    message: str, status: int, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
+def _told(message: str, status: int, param: str | None = None, code: str | None = None) -> Json:
     kind = _KINDS.get(status, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -84,7 +85,7 @@ def _error(
     return JSONResponse(_told(message, status, param, code), status)
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _body(request: Request) -> Json:
     """Return the object that a request sends."""
     if "json" not in request.headers.get("content-type", ""):
         raise _RefusedError("the content type must be application/json", 415)
@@ -108,7 +109,7 @@ async def _body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _number(body: dict[str, Any], name: str, default: Any, kind: type = float) -> Any:
+def _number(body: Json, name: str, default: Any, kind: type = float) -> Any:
     value = body.get(name)
     if value is None:
         return default
@@ -117,9 +118,9 @@ def _number(body: dict[str, Any], name: str, default: Any, kind: type = float) -
     return value
 
 
-def _sampling(body: dict[str, Any]) -> Sampling:
+def _sampling(body: Json) -> Sampling:
     usual = Sampling()
-    told: dict[str, Any] = {
+    told: Json = {
         name: _number(body, name, getattr(usual, name))
         for name in (
             "temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
@@ -139,7 +140,7 @@ def _sampling(body: dict[str, Any]) -> Sampling:
     )  # fmt: skip
 
 
-def _each(body: dict[str, Any], sampling: Sampling) -> list[Sampling]:
+def _each(body: Json, sampling: Sampling) -> list[Sampling]:
     """Return how each of the answers (n) is drawn."""
     count = _number(body, "n", 1, int)
     if not 1 <= count <= _MOST_ANSWERS:
@@ -149,7 +150,7 @@ def _each(body: dict[str, Any], sampling: Sampling) -> list[Sampling]:
     return [dataclasses.replace(sampling, seed=s) for s in seeds]
 
 
-def _likely(body: dict[str, Any], chat: bool) -> int | None:
+def _likely(body: Json, chat: bool) -> int | None:
     """Return of how many tokens in each place the log probabilities are wanted; None: of no token."""
     wanted = body.get("logprobs")
     if chat:
@@ -166,7 +167,7 @@ def _likely(body: dict[str, Any], chat: bool) -> int | None:
     return found
 
 
-def _grammar(body: dict[str, Any]) -> Grammar | None:
+def _grammar(body: Json) -> Grammar | None:
     """Return what an answer may be."""
     told, text = body.get("response_format"), body.get("grammar")
     kind = told.get("type") if isinstance(told, dict) else None
@@ -192,11 +193,11 @@ class _Tools:
     """What a request says of tools: how calls are written, and which must be called."""
 
     form: Form | None = None
-    names: dict[str, Any] = field(default_factory=dict)  # for the template
+    names: Json = field(default_factory=dict)  # for the template
     called: Grammar | None = None
 
 
-def _tools(body: dict[str, Any], template: str | None) -> _Tools:
+def _tools(body: Json, template: str | None) -> _Tools:
     tools, choice = body.get("tools") or [], body.get("tool_choice")
     fine = isinstance(tools, list) and all(
         isinstance(t, dict)
@@ -234,7 +235,7 @@ def _tools(body: dict[str, Any], template: str | None) -> _Tools:
     return _Tools(form, names, form.grammar(wanted, most))
 
 
-def _limits(body: dict[str, Any], usual: int | None) -> tuple[int | None, list[str]]:
+def _limits(body: Json, usual: int | None) -> tuple[int | None, list[str]]:
     """Return how many tokens there may be, and the texts that end an answer."""
     most = _number(body, "max_completion_tokens", _number(body, "max_tokens", usual, int), int)
     if most is not None and most < 1:
@@ -248,7 +249,7 @@ def _limits(body: dict[str, Any], usual: int | None) -> tuple[int | None, list[s
     return most, stop
 
 
-def _messages(body: dict[str, Any]) -> list[Message]:
+def _messages(body: Json) -> list[Message]:
     """Return a conversation; a content of parts is their text."""
     found = body.get("messages")
     if not isinstance(found, list) or not found:
@@ -275,9 +276,9 @@ def _messages(body: dict[str, Any]) -> list[Message]:
     return out
 
 
-def _said_calls(calls: Any) -> list[dict[str, Any]]:
+def _said_calls(calls: Any) -> list[Json]:
     """Return the calls of a message as templates read them: arguments are an object."""
-    out: list[dict[str, Any]] = []
+    out: list[Json] = []
     for call in calls if isinstance(calls, list) else [None]:
         if not isinstance(call, dict):
             raise _RefusedError("tool_calls must be a list of calls of functions")
@@ -292,7 +293,7 @@ def _said_calls(calls: Any) -> list[dict[str, Any]]:
     return out
 
 
-def _inputs(body: dict[str, Any], name: str) -> list[str | list[int]]:
+def _inputs(body: Json, name: str) -> list[str | list[int]]:
     """Return texts, or lists of tokens, of which there may be one or a list."""
     value = body.get(name)
     if isinstance(value, str):
@@ -384,7 +385,7 @@ class _Choice:
         """Return why it ended."""
         return "tool_calls" if self.calls else self.answer.finish
 
-    def likely(self) -> dict[str, Any] | None:
+    def likely(self) -> Json | None:
         """Return the log probabilities of the tokens that came since the last call."""
         if self.top is None:
             return None
@@ -415,7 +416,7 @@ class _Choice:
     def _text(self, token: int) -> str:
         return bytes_of(self.tokens, token).decode("utf-8", "replace")
 
-    def _token(self, token: int, value: float) -> dict[str, Any]:
+    def _token(self, token: int, value: float) -> Json:
         bits = list(bytes_of(self.tokens, token))
         return {"token": self._text(token), "logprob": max(value, _LEAST), "bytes": bits}
 
@@ -425,7 +426,7 @@ def _usage(prompts: Sequence[list[int]], answers: Sequence[Answer]) -> dict[str,
     return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
 
 
-def _said_call(call: Call, index: int | None = None) -> dict[str, Any]:
+def _said_call(call: Call, index: int | None = None) -> Json:
     place = {} if index is None else {"index": index}
     function = {"name": call.name, "arguments": call.arguments}
     return {**place, "id": call.id, "type": "function", "function": function}
@@ -444,13 +445,13 @@ class _Kind:
         }
         self.object = "chat.completion" if chat else "text_completion"
 
-    def whole(self, texts: Sequence[str], choices: Sequence[_Choice]) -> list[dict[str, Any]]:
+    def whole(self, texts: Sequence[str], choices: Sequence[_Choice]) -> list[Json]:
         """Return whole answers."""
         out = []
         for i, (text, choice) in enumerate(zip(texts, choices, strict=True)):
-            said: dict[str, Any] = {"text": text}
+            said: Json = {"text": text}
             if self.chat:
-                message: dict[str, Any] = {"role": "assistant", "content": text}
+                message: Json = {"role": "assistant", "content": text}
                 if choice.calls:
                     message |= {"content": text.strip() or None}
                     message |= {"tool_calls": [_said_call(c) for c in choice.calls]}
@@ -460,24 +461,24 @@ class _Kind:
         return out
 
     def part(
-        self, said: str | dict[str, Any] | None, choice: _Choice, index: int, ends: bool = False
-    ) -> dict[str, Any]:
+        self, said: str | Json | None, choice: _Choice, index: int, ends: bool = False
+    ) -> Json:
         """Return a piece of an answer: a text, or calls; None: only its end."""
         if self.chat:
             given = {"content": said} if isinstance(said, str) else said or {}
-            told: dict[str, Any] = {"delta": {"role": "assistant", **given} if given else {}}
+            told: Json = {"delta": {"role": "assistant", **given} if given else {}}
         else:
             told = {"text": said or ""}
         ending = {"finish_reason": choice.finish if ends else None, "logprobs": choice.likely()}
         return self.event([{"index": index, **told, **ending}])
 
-    def event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def event(self, choices: list[Json]) -> Json:
         """Return what an event of a stream has."""
         name = f"{self.object}.chunk" if self.chat else self.object
         return {**self.head, "object": name, "choices": choices}
 
 
-def _event(data: dict[str, Any]) -> str:
+def _event(data: Json) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
@@ -508,7 +509,7 @@ async def _stream(
 
 async def _answered(
     request: Request,
-    body: dict[str, Any],
+    body: Json,
     kind: _Kind,
     choices: Sequence[_Choice],
     prompts: Sequence[list[int]],
@@ -569,7 +570,7 @@ class _Server:
                 404, "model", "model_not_found",
             )  # fmt: skip
 
-    async def _asked(self, request: Request) -> dict[str, Any]:
+    async def _asked(self, request: Request) -> Json:
         """Return what a request asks of this model."""
         body = await _body(request)
         self._refuse_others(body.get("model"))
@@ -598,7 +599,7 @@ class _Server:
             """Begin the answers; grammars and templates take their time."""
             tools, grammar = _tools(body, self.model.template), _grammar(body)
             form = tools.form
-            names: dict[str, Any] = dict(tools.names)
+            names: Json = dict(tools.names)
             if form is not None:
                 names["shown"] = [t for t in (form.begin, form.end) if t]
                 names["begun"] = form.begin if tools.called is not None else ""
