@@ -149,7 +149,28 @@ def _known(word: Expr) -> int:
         return _known(word.args[0]) | _known(word.args[1])
     if word.op == "shl" and word.args[1].op == "const":
         return _known(word.args[0]) << word.args[1].value & _WORD_BITS
+    if word.op == "shr" and word.args[1].op == "const" and _known(word.args[0]) >> 31 == 0:
+        return _known(word.args[0]) >> word.args[1].value
+    if word.op == "where":
+        return _known(word.args[1]) | _known(word.args[2])
     return _WORD_BITS
+
+
+def _without_casts(root: Expr) -> Expr:
+    """Return an expression in which small whole numbers become floats as `_placed` says."""
+
+    def number(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        """Return what stands for a cast."""
+        if node.op != "cast" or node.dtype is not float32 or args[0].dtype is not int32:
+            return None
+        x, less = args[0], 0
+        if x.op == "sub" and x.args[1].op == "const":
+            x, less = x.args[0], x.args[1].value
+        if _known(x) >> _FRACTION:
+            return None
+        return ex.bitcast(x | _OF_WHOLE, float32) - float((1 << _FRACTION) + less)
+
+    return ex.rewrite(root, number)
 
 
 class _Placed(NamedTuple):
@@ -756,10 +777,11 @@ def _reading(
         if not shared:
             return values[0]
         if dots:
-            return _dotted(values, rest[len(loops) :])
+            found = _dotted(values, rest[len(loops) :])
+            return None if found is None else _without_casts(found)
         row = [ex.bitcast(x, float32) for x in rest[len(loops) :]]
         if words:
-            return _factored(values, row)
+            return _without_casts(_factored(values, row))
         total = values[0] * row[0]
         for v, x in zip(values[1:], row[1:], strict=True):
             total = ex.fma(v, x, total)
