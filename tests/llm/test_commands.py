@@ -10,7 +10,7 @@ import pytest
 
 import webtorch
 from webtorch import cli
-from webtorch.llm import load_model, lora
+from webtorch.llm import LanguageModel, load, load_model, lora
 
 
 def test_chat_talks_and_obeys(
@@ -43,6 +43,25 @@ def test_chat_says_how_to_go_on_where_the_context_is_full(
     assert cli.main(["chat", str(trained), *told]) == 0
     out, wrong = capsys.readouterr()
     assert "the context of 32 is full" in out and "/new begins anew" in wrong
+
+
+def test_who_interrupts_a_load_keeps_the_model_before(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loads = iter([load(trained, "cpu")])
+
+    def loaded(*args: object) -> LanguageModel:
+        """Return the model once; then be interrupted."""
+        found = next(loads, None)
+        if found is None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr("webtorch.cli.chat.load_told", loaded)
+    monkeypatch.setattr("sys.stdin", io.StringIO("/load other.gguf\nheap\n/quit"))
+    assert cli.main(["chat", str(trained), "--device", "cpu", "--max-tokens", "2"]) == 0
+    out, wrong = capsys.readouterr()
+    assert "2 tokens, " in out and "interrupted" in wrong
 
 
 def test_generate_prints_the_text_alone(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -157,6 +157,9 @@ def main(options: argparse.Namespace, console: Console) -> int:
                         return 0
                 elif line:
                     talk.ask(line)
+        except KeyboardInterrupt:
+            # While a file loads, say: the model before it stays.
+            complain("interrupted")
         except ContextFullError as error:
             complain(f"{error}; /new begins anew")
         except (WebtorchError, OSError) as error:
