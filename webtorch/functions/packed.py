@@ -39,6 +39,8 @@ from webtorch.tensors.tensor import Tensor
 # Rows of input up to which every output is a sum of its own, and rows share what is unpacked (lower/coarsening): for
 # more, unpacking once and a matrix product is less work.
 _FEW_ROWS = 8
+# Elements of weights, for each row, from which on sums of bytes save more than a dispatch costs that rounds the rows.
+_LARGE = 1 << 22
 # Elements of a row that lie together in every order: words hold parts of four neighbours, or of four at a time.
 _TOGETHER = 4
 
@@ -218,7 +220,7 @@ def _packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor
     summed = 0 < count <= _FEW_ROWS and not input._levels
     reading, product = None, _summed
     if summed and columns and rows:
-        if _in_words(data) and has_dots(input):
+        if _in_words(data) and count * rows * columns >= _LARGE and has_dots(input):
             reading, product = dotting(form, columns), _dotted
         if reading is None:
             reading, product = multiplying(form, _in_words(data), columns), _summed
