@@ -154,9 +154,9 @@ def _dotted(x: Tensor, data: Tensor, reading: Reading, rows: int) -> Tensor:
     count, columns = x._shape
     groups, loops = columns // reading.span, reading.loops
     x = cast_to(x, float32).contiguous()
-    bits = Tensor._from_node(
-        seen_as(x, (count, columns), (columns, 1), x._offset, int32)._node(), x._storage.runtime
-    )
+    # Written by what computes the row; elements are read several times.
+    whole = (count, columns)
+    bits = _kept(seen_as(x, whole, (columns, 1), x._offset, int32), whole, (columns, 1))
     runs = reading.shared[:-1]
     units = groups * math.prod(loops)
     shape = (count, *[size for size, _ in runs], PLANES + 1, groups, *loops, WORD)

@@ -306,12 +306,6 @@ def pass_offsets(graph: Graph, limits: Limits) -> Graph:
             alike.setdefault(key, []).append(i)
     if all(len(views) < _MANY_VIEWS for views in alike.values()):
         return graph
-    # What one node reads is no loop.
-    readers: list[set[int]] = [set() for _ in graph.nodes]
-    for i, node in enumerate(graph.nodes):
-        for s in node.srcs:
-            readers[s].add(i)
-    alike = {k: v for k, v in alike.items() if len(set[int]().union(*[readers[i] for i in v])) > 1}
     # Templates read their operands, where they are in memory, at fixed offsets.
     read = [False] * len(graph.nodes)
     for i in range(len(graph.nodes) - 1, -1, -1):
