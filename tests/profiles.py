@@ -63,6 +63,7 @@ class Profile:
             has_several=self.is_gpu,
             has_joint_products=self.is_gpu,
             has_matrix_units=False,
+            has_dots=self.type == "DiscreteGPU",
             family=self.family,
             max_buffer_bytes=self.buffers or real.max_buffer_bytes,
         )

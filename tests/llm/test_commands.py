@@ -10,7 +10,7 @@ import pytest
 
 import webtorch
 from webtorch import cli
-from webtorch.llm import load_model, lora
+from webtorch.llm import LanguageModel, load, load_model, lora
 
 
 def test_chat_talks_and_obeys(
@@ -32,7 +32,36 @@ def test_chat_talks_and_obeys(
     out, wrong = capsys.readouterr()
     assert out.count("3 tokens, ") == 2 and "million parameters, on cpu" in out
     assert "for 64 tokens" in out and " free" in out
-    assert "/system TEXT" in out and "nowhere.gguf" in wrong
+    assert "/system TEXT" in out and "nowhere.gguf" in wrong and "as many as were asked for" in out
+
+
+def test_chat_says_how_to_go_on_where_the_context_is_full(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{'heap ' * 40}\nheap\n/quit"))
+    told = ["--device", "cpu", "--temperature", "0", "--context", "32"]
+    assert cli.main(["chat", str(trained), *told]) == 0
+    out, wrong = capsys.readouterr()
+    assert "the context of 32 is full" in out and "/new begins anew" in wrong
+
+
+def test_who_interrupts_a_load_keeps_the_model_before(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loads = iter([load(trained, "cpu")])
+
+    def loaded(*args: object) -> LanguageModel:
+        """Return the model once; then be interrupted."""
+        found = next(loads, None)
+        if found is None:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr("webtorch.cli.chat.load_told", loaded)
+    monkeypatch.setattr("sys.stdin", io.StringIO("/load other.gguf\nheap\n/quit"))
+    assert cli.main(["chat", str(trained), "--device", "cpu", "--max-tokens", "2"]) == 0
+    out, wrong = capsys.readouterr()
+    assert "2 tokens, " in out and "interrupted" in wrong
 
 
 def test_generate_prints_the_text_alone(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

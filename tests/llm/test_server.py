@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -19,7 +20,7 @@ import pytest
 import uvicorn
 
 from webtorch.llm import LanguageModel, Sampling, load
-from webtorch.llm.server import Served, application
+from webtorch.llm.server import Served, _pieces, application
 
 SAID: Any = [{"role": "user", "content": "heap"}]
 COUNT = 6
@@ -99,7 +100,7 @@ def test_two_clients_at_once_each_have_their_own_answer(address: str, model: Lan
         client = openai.OpenAI(base_url=address, api_key="secret")
         said: Any = [{"role": "user", "content": question}]
         stream = client.chat.completions.create(
-            model="any", messages=said, temperature=0, max_tokens=12, stream=True
+            model="stdlib", messages=said, temperature=0, max_tokens=12, stream=True
         )
         found[question] = "".join(p.choices[0].delta.content or "" for p in stream)
 
@@ -266,6 +267,31 @@ def test_one_who_waits_and_goes_away_is_not_answered(address: str, model: Langua
     assert not model.batch.running
 
 
+def test_one_who_goes_away_while_pieces_come_is_noticed() -> None:
+    class Endless:
+        """An answer that goes on until it is told to end."""
+
+        def __init__(self) -> None:
+            self.ended = threading.Event()
+            self.close, self.end = self.ended.set, self.ended.set
+
+        def __iter__(self) -> Iterator[str]:
+            while not self.ended.wait(0.001):
+                yield "x"
+
+    class Gone:
+        """A request whose client has gone."""
+
+        async def is_disconnected(self) -> bool:
+            return True
+
+    async def read(answer: Any, request: Any) -> int:
+        return len([piece async for piece in _pieces([answer], request)])
+
+    answer = Endless()
+    assert asyncio.run(asyncio.wait_for(read(answer, Gone()), 20)) and answer.ended.is_set()
+
+
 def test_who_ends_the_server_ends_its_answers(model: LanguageModel) -> None:
     config = uvicorn.Config(application(model, "stdlib", None), port=0, log_level="error")
     server = Served(model, config)
@@ -282,6 +308,14 @@ def test_what_is_refused_is_said(address: str, client: openai.OpenAI) -> None:
         pytest.raises(openai.AuthenticationError, match="API key"),
     ):
         other.models.list()
+    assert client.models.retrieve("stdlib").id == "stdlib"
+    for ask in (
+        client.models.retrieve,
+        lambda name: client.embeddings.create(model=name, input="x"),
+    ):
+        with pytest.raises(openai.NotFoundError, match="this server has 'stdlib'") as refused:
+            ask("org/other")
+        assert refused.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError, match="the context 128"):
         client.completions.create(model="stdlib", prompt="heap " * 300)
     for wrong, message in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from webtorch.ir.dtype import float32, int32
 from webtorch.ir.kernel import Kernel
 from webtorch.nn import functional as F
 from webtorch.ops import blocks as blocks_of_formats
-from webtorch.ops.blocks import multiplying
+from webtorch.ops.blocks import dotting, multiplying
 from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, PackedTensor, quantize
 from webtorch.quantization.packing import PACKING
 from webtorch.runtime.backends.cpu import integers, jit
@@ -180,6 +181,45 @@ def test_products_of_few_rows_are_those_of_what_is_unpacked(name: str, device: s
         bound = np.abs(rows) @ np.abs(exact.T)
         assert out.shape == (*rows.shape[:-1], 5)
         assert (np.abs(out - rows @ exact.T) <= 1e-6 * bound).all()
+
+
+@pytest.mark.parametrize("device", ["webgpu"], indirect=True)
+@pytest.mark.parametrize("name", ["Q2_K", "Q4_K", "Q6_K", "Q8_0", "INT8_64"])
+def test_rows_in_bytes_give_the_same_products(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = webtorch.zeros(1, device=device)._storage.runtime.backend
+    monkeypatch.setattr(backend, "limits", replace(backend.limits, has_dots=True))
+    monkeypatch.setattr("webtorch.functions.packed._LARGE", 0)
+    blocks = drawn(name, 6, 1024)
+    # Runs of a row differ in size; one is zeros, and one next to nothing.
+    x = np.random.default_rng(0).standard_normal((2, 1024), dtype=np.float32)
+    x *= np.repeat(10.0 ** np.arange(-3, 5), 128).astype(np.float32)
+    x[:, 16:32], x[:, 64:80] = 0, 1e-38
+    weight, exact = packed(name, blocks, device, 1024), unpacked(name, blocks).astype(np.float64)
+    for rows in (x, x[:1]):
+        product = webtorch.compile(lambda x: F.linear(x, weight))
+        out = product(webtorch.from_numpy(rows).to(device)).numpy(force=True)
+        bound = np.abs(rows) @ np.abs(exact.T)
+        assert (np.abs(out - rows @ exact.T) <= 1e-6 * bound).all()
+        # A kernel that writes the row, one that rounds it, one for the product, and no numbers beside them.
+        program = product.latest().executable.program
+        assert len(program.steps) == 3 and not program.args
+        sums = [n for r in program.routines[2].reduces for n in ex.walk(r.value) if ex.dotted(n)]
+        assert len(sums) == 3 * len(dotting(name, 1024).lanes) // 4  # type: ignore[union-attr]
+    x[0, 5] = np.nan
+    x[1, 5] = np.inf
+    assert not np.isfinite(
+        F.linear(webtorch.from_numpy(x).to(device), weight).numpy(force=True)
+    ).any()
+
+
+def test_four_products_of_bytes_are_known_for_what_they_are() -> None:
+    x, y = (ex.input_(i, int32) for i in range(2))
+    assert ex.dotted(ex.dot4(x, y)) == (x, y) and ex.dotted(ex.dot4(x, x)) == (x, x)
+    byte = ex.shr(x, 24)
+    assert ex.dotted(ex.dot4(x, y) + 1) is None
+    assert ex.dotted((byte * byte + byte * byte) + (byte * byte + byte * byte)) is None
 
 
 def test_what_a_block_shares_is_multiplied_once_and_bits_are_cut_out_of_words() -> None:

@@ -17,6 +17,7 @@ from webtorch.functions import public as webtorch
 from webtorch.io import GGUFError, TokenizerError
 from webtorch.io.safetensors import SafetensorError
 from webtorch.llm import Answer, LanguageModel, Sampling, load
+from webtorch.llm.batch import ContextFullError
 from webtorch.llm.memory import parameter_count
 from webtorch.llm.template import Message
 
@@ -60,8 +61,10 @@ def load_told(
     return model
 
 
-def print_answer(answer: Answer, console: Console) -> str:
-    """Print an answer as it comes, then how fast it was; Ctrl+C ends it. Returns the text."""
+def print_answer(answer: Answer, console: Console, context: int) -> str:
+    """Print an answer as it comes, then how fast it was, and whether the context of so many tokens is full; Ctrl+C
+    ends it. Returns the text.
+    """
     parts = []
     try:
         for piece in answer:
@@ -73,7 +76,8 @@ def print_answer(answer: Answer, console: Console) -> str:
     sys.stdout.write("\n")
     said = f"{len(answer.tokens)} tokens, {answer.speed:.1f} a second"
     if answer.finish == "length":
-        said += "; the context is full, or as many as were asked for"
+        full = len(answer.prompt) + len(answer.tokens) >= context
+        said += f"; the context of {context} is full" if full else "; as many as were asked for"
     console.print(said, style="dim", highlight=False)
     return "".join(parts)
 
@@ -109,7 +113,7 @@ class Talk:
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         said = [*self.said, {"role": "user", "content": question}]
         answer = self.model.chat([*first, *said], self.sampling, most=self.options.max_tokens)
-        text = print_answer(answer, self.console)
+        text = print_answer(answer, self.console, self.model.context)
         self.said = [*said, {"role": "assistant", "content": text}]
 
     def obey(self, line: str) -> bool:
@@ -153,5 +157,10 @@ def main(options: argparse.Namespace, console: Console) -> int:
                         return 0
                 elif line:
                     talk.ask(line)
+        except KeyboardInterrupt:
+            # While a file loads, say: the model before it stays.
+            complain("interrupted")
+        except ContextFullError as error:
+            complain(f"{error}; /new begins anew")
         except (WebtorchError, OSError) as error:
             complain(str(error))

@@ -18,6 +18,6 @@ def main(options: argparse.Namespace, console: Console) -> int:
         model = load_told(options, quiet)
         prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
         answer = model.generate(prompt, sampling_of(options), most=options.max_tokens)
-        print_answer(answer, quiet)
+        print_answer(answer, quiet, model.context)
     # Who interrupts it is told so, as by other programs.
     return 0 if answer.finish else 130

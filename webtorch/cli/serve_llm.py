@@ -31,9 +31,12 @@ def main(options: argparse.Namespace, console: Console) -> int:
             "anybody who reaches this machine may ask: --api-key asks for a key", style="yellow"
         )
     hosts = ("127.0.0.1", "localhost", "[::1]") if local else ("*",)
-    served = application(model, options.model.stem, key, hosts)
+    # A folder may have dots in its name.
+    path = options.model.resolve()
+    name = path.name if path.is_dir() else path.stem
+    served = application(model, name, key, hosts)
     console.print(
-        f"{options.model.stem} is at http://{options.host}:{options.port}/v1 (Ctrl+C ends)",
+        f"{name} is at http://{options.host}:{options.port}/v1 (Ctrl+C ends)",
         highlight=False,
     )
     config = uvicorn.Config(

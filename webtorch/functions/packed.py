@@ -12,7 +12,17 @@ from webtorch.functions.contract import rows_times
 from webtorch.ir.dtype import DType, float32, int32
 from webtorch.ir.graph import Node
 from webtorch.ir.view import contiguous_strides
-from webtorch.ops.blocks import FORMATS, WORD, Reading, multiplying, unpacking
+from webtorch.ops.blocks import (
+    FORMATS,
+    PLANES,
+    RUN,
+    WORD,
+    Reading,
+    dotting,
+    in_bytes,
+    multiplying,
+    unpacking,
+)
 from webtorch.ops.primitive import (
     as_view,
     cast_to,
@@ -23,17 +33,25 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import LOWER, composite
+from webtorch.tensors.modes import records_for_pages
 from webtorch.tensors.tensor import Tensor
 
 # Rows of input up to which every output is a sum of its own, and rows share what is unpacked (lower/coarsening): for
 # more, unpacking once and a matrix product is less work.
 _FEW_ROWS = 8
+# Elements of weights, for each row, from which on sums of bytes save more than a dispatch costs that rounds the rows.
+_LARGE = 1 << 22
 # Elements of a row that lie together in every order: words hold parts of four neighbours, or of four at a time.
 _TOGETHER = 4
 
 
 def _in_words(data: Tensor) -> bool:
     return data.dtype is int32
+
+
+def has_dots(x: Tensor) -> bool:
+    """Whether sums of products of bytes are quick where a tensor is. Pages do not know where they will be."""
+    return x._storage.runtime.backend.limits.has_dots and not records_for_pages()
 
 
 def _window(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
@@ -122,16 +140,55 @@ def _in_lanes(bits: Tensor, reading: Reading, shape: tuple[int, ...]) -> tuple[T
     axes.sort(key=lambda axis: -axis[1])
     window = (count, *[size for size, *_ in axes])
     strides = (columns, *[there for *_, there in axes])
-    # What is written to a part of memory lies there, whatever reads it. It is written in the order of the row, so by
-    # what computes the row; products of one row share it.
-    whole = (count * columns + _TOGETHER,)
-    base = Node("empty", (), (), (), whole, int32)
-    row = bits._node()
-    node = Node("update", (base, row), (window, strides, 0), (), whole, int32, row.line)
-    kept = Tensor._from_node(node, bits._storage.runtime)
+    # It is written in the order of the row, so by what computes the row; products of one row share it.
+    kept = _kept(bits, window, strides)
     along = (columns, 0, *[s * _TOGETHER for s in contiguous_strides((groups, *loops))])
     lanes = [divmod(i, _TOGETHER) for i in range(len(reading.lanes))]
     return tuple([_window(kept, shape, along, i * each * _TOGETHER + j) for i, j in lanes])
+
+
+def _dotted(x: Tensor, data: Tensor, reading: Reading, rows: int) -> Tensor:
+    """Return x @ w.T in float32 for few rows x (M, columns), as sums of integers: rows are rounded to bytes first, run
+    by run of neighbours, in the order in which neighbouring threads read them.
+    """
+    count, columns = x._shape
+    groups, loops = columns // reading.span, reading.loops
+    x = cast_to(x, float32).contiguous()
+    # Written by what computes the row; elements are read several times.
+    whole = (count, columns)
+    bits = _kept(seen_as(x, whole, (columns, 1), x._offset, int32), whole, (columns, 1))
+    runs = reading.shared[:-1]
+    units = groups * math.prod(loops)
+    shape = (count, *[size for size, _ in runs], PLANES + 1, groups, *loops, WORD)
+    steps = (columns, *[step for _, step in runs], 0, reading.span, *reading.lanes[0][1])
+    places = [
+        as_view(iota(shape[i], 0, 1, int32, data.device), shape, [*[0] * i, 1, *[0] * (len(shape) - 1 - i)], 0)
+        for i in (len(runs) + 1, len(shape) - 1)
+    ]  # fmt: skip
+    operands = [_window(bits, shape, (*steps, 0), i) for i in range(RUN)]
+    operands += [_window(bits, shape, (*steps, WORD), i) for i in range(WORD)]
+    made = formula(in_bytes, [*operands, *places], shape, int32, data.device, compute=int32)
+    kept = _kept(made, shape, contiguous_strides(shape))
+    along = (0, *[s * WORD for s in contiguous_strides((groups, *loops))])
+    lanes = []
+    for run in range(len(reading.lanes) // RUN):
+        # The words of the planes, then the scale and the sum.
+        for i in (*range(PLANES * WORD), PLANES * WORD, PLANES * WORD + 1):
+            offset = (run * (PLANES + 1) + i // WORD) * units * WORD + i % WORD
+            wanted = (count, rows, groups, *loops)
+            lanes.append(_window(kept, wanted, (math.prod(shape[1:]), *along), offset))
+    lead = ((count, 0), (rows, groups * reading.pitch), (groups, reading.pitch))
+    out = _applied(reading, data, lead, tuple(lanes))
+    return reduce_dims(out, "sum", tuple(range(2, 3 + len(loops)))).reshape((count, rows))
+
+
+def _kept(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """Return a part of memory into which a tensor is written: it lies there, whatever reads it."""
+    whole = (x.numel() + _TOGETHER,)
+    base = Node("empty", (), (), (), whole, int32)
+    row = x._node()
+    node = Node("update", (base, row), (shape, strides, 0), (), whole, int32, row.line)
+    return Tensor._from_node(node, x._storage.runtime)
 
 
 def _weight(data: Tensor, form: str, shape: tuple[int, int], dtype: DType) -> Tensor:
@@ -161,9 +218,14 @@ def _packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor
     count = math.prod(lead)
     # What vmap maps over are more rows.
     summed = 0 < count <= _FEW_ROWS and not input._levels
-    reading = multiplying(form, _in_words(data), columns) if summed and columns and rows else None
+    reading, product = None, _summed
+    if summed and columns and rows:
+        if _in_words(data) and count * rows * columns >= _LARGE and has_dots(input):
+            reading, product = dotting(form, columns), _dotted
+        if reading is None:
+            reading, product = multiplying(form, _in_words(data), columns), _summed
     if reading is not None:
-        out = _summed(input.reshape((count, columns)), data, reading, rows)
+        out = product(input.reshape((count, columns)), data, reading, rows)
         return cast_to(out, input.dtype).reshape((*lead, rows))
     return rows_times(input, _weight(data, form, (rows, columns), input.dtype), True)
 

@@ -24,6 +24,8 @@ class Limits:
     # Whether matrix units multiply 16 x 16 fragments of float16, with sums in float32, in subgroups
     # of 32.
     has_matrix_units: bool = False
+    # Whether four products of bytes and their sum are one quick instruction.
+    has_dots: bool = False
     # Tiles of products that were measured on this adapter: class of shapes -> rows, columns, depth,
     # own rows, own columns, parts of k (lower/templates/gemm.py).
     tuned: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)

@@ -40,10 +40,15 @@ from webtorch.llm.tools import Call, Form, Reader, form_of
 
 __all__ = ["Served", "application"]
 
+# An object of JSON.
+Json = dict[str, Any]
+
 # Longer bodies are no conversation.
 _MOST_BYTES = 1 << 25
 # How many answers a request may ask for, and how many may be made or wait in all; texts to be made vectors.
 _MOST_ANSWERS, _MOST_WAITING, _MOST_TEXTS = 16, 256, 2048
+# Seconds after which it is looked again whether a client is still there.
+_LOOK = 0.25
 # Texts that end an answer, and their letters.
 _MOST_STOPS, _LONGEST_STOP = 16, 1024
 # Nobody's log probability is less; JSON has no infinity.
@@ -56,27 +61,31 @@ _ONLY: dict[str, tuple[object, ...]] = {
 
 
 class _RefusedError(Exception):
-    """A request that is answered by an error: its status and a message."""
+    """A request that is answered by an error: its status, a message, and what the message is about."""
 
-    def __init__(self, message: str, status: int = 400) -> None:
-        """Take both."""
+    def __init__(
+        self, message: str, status: int = 400, param: str | None = None, code: str | None = None
+    ) -> None:
+        """Take all of them."""
         super().__init__(message)
-        self.status = status
+        self.status, self.param, self.code = status, param, code
 
 
 _KINDS = {401: "authentication_error", 429: "rate_limit_error", 500: "server_error"}
 
 
-def _told(message: str, status: int) -> dict[str, Any]:
+def _told(message: str, status: int, param: str | None = None, code: str | None = None) -> Json:
     kind = _KINDS.get(status, "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def _error(message: str, status: int) -> JSONResponse:
-    return JSONResponse(_told(message, status), status)
+def _error(
+    message: str, status: int, param: str | None = None, code: str | None = None
+) -> JSONResponse:
+    return JSONResponse(_told(message, status, param, code), status)
 
 
-async def _body(request: Request) -> dict[str, Any]:
+async def _body(request: Request) -> Json:
     """Return the object that a request sends."""
     if "json" not in request.headers.get("content-type", ""):
         raise _RefusedError("the content type must be application/json", 415)
@@ -100,7 +109,7 @@ async def _body(request: Request) -> dict[str, Any]:
     return body
 
 
-def _number(body: dict[str, Any], name: str, default: Any, kind: type = float) -> Any:
+def _number(body: Json, name: str, default: Any, kind: type = float) -> Any:
     value = body.get(name)
     if value is None:
         return default
@@ -109,9 +118,9 @@ def _number(body: dict[str, Any], name: str, default: Any, kind: type = float) -
     return value
 
 
-def _sampling(body: dict[str, Any]) -> Sampling:
+def _sampling(body: Json) -> Sampling:
     usual = Sampling()
-    told: dict[str, Any] = {
+    told: Json = {
         name: _number(body, name, getattr(usual, name))
         for name in (
             "temperature", "top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty",
@@ -131,7 +140,7 @@ def _sampling(body: dict[str, Any]) -> Sampling:
     )  # fmt: skip
 
 
-def _each(body: dict[str, Any], sampling: Sampling) -> list[Sampling]:
+def _each(body: Json, sampling: Sampling) -> list[Sampling]:
     """Return how each of the answers (n) is drawn."""
     count = _number(body, "n", 1, int)
     if not 1 <= count <= _MOST_ANSWERS:
@@ -141,7 +150,7 @@ def _each(body: dict[str, Any], sampling: Sampling) -> list[Sampling]:
     return [dataclasses.replace(sampling, seed=s) for s in seeds]
 
 
-def _likely(body: dict[str, Any], chat: bool) -> int | None:
+def _likely(body: Json, chat: bool) -> int | None:
     """Return of how many tokens in each place the log probabilities are wanted; None: of no token."""
     wanted = body.get("logprobs")
     if chat:
@@ -158,7 +167,7 @@ def _likely(body: dict[str, Any], chat: bool) -> int | None:
     return found
 
 
-def _grammar(body: dict[str, Any]) -> Grammar | None:
+def _grammar(body: Json) -> Grammar | None:
     """Return what an answer may be."""
     told, text = body.get("response_format"), body.get("grammar")
     kind = told.get("type") if isinstance(told, dict) else None
@@ -184,11 +193,11 @@ class _Tools:
     """What a request says of tools: how calls are written, and which must be called."""
 
     form: Form | None = None
-    names: dict[str, Any] = field(default_factory=dict)  # for the template
+    names: Json = field(default_factory=dict)  # for the template
     called: Grammar | None = None
 
 
-def _tools(body: dict[str, Any], template: str | None) -> _Tools:
+def _tools(body: Json, template: str | None) -> _Tools:
     tools, choice = body.get("tools") or [], body.get("tool_choice")
     fine = isinstance(tools, list) and all(
         isinstance(t, dict)
@@ -226,7 +235,7 @@ def _tools(body: dict[str, Any], template: str | None) -> _Tools:
     return _Tools(form, names, form.grammar(wanted, most))
 
 
-def _limits(body: dict[str, Any], usual: int | None) -> tuple[int | None, list[str]]:
+def _limits(body: Json, usual: int | None) -> tuple[int | None, list[str]]:
     """Return how many tokens there may be, and the texts that end an answer."""
     most = _number(body, "max_completion_tokens", _number(body, "max_tokens", usual, int), int)
     if most is not None and most < 1:
@@ -240,7 +249,7 @@ def _limits(body: dict[str, Any], usual: int | None) -> tuple[int | None, list[s
     return most, stop
 
 
-def _messages(body: dict[str, Any]) -> list[Message]:
+def _messages(body: Json) -> list[Message]:
     """Return a conversation; a content of parts is their text."""
     found = body.get("messages")
     if not isinstance(found, list) or not found:
@@ -267,9 +276,9 @@ def _messages(body: dict[str, Any]) -> list[Message]:
     return out
 
 
-def _said_calls(calls: Any) -> list[dict[str, Any]]:
+def _said_calls(calls: Any) -> list[Json]:
     """Return the calls of a message as templates read them: arguments are an object."""
-    out: list[dict[str, Any]] = []
+    out: list[Json] = []
     for call in calls if isinstance(calls, list) else [None]:
         if not isinstance(call, dict):
             raise _RefusedError("tool_calls must be a list of calls of functions")
@@ -284,7 +293,7 @@ def _said_calls(calls: Any) -> list[dict[str, Any]]:
     return out
 
 
-def _inputs(body: dict[str, Any], name: str) -> list[str | list[int]]:
+def _inputs(body: Json, name: str) -> list[str | list[int]]:
     """Return texts, or lists of tokens, of which there may be one or a list."""
     value = body.get(name)
     if isinstance(value, str):
@@ -325,17 +334,21 @@ async def _pieces(
 
     for given in enumerate(answers):
         threading.Thread(target=work, args=given, name="webtorch answer", daemon=True).start()
-    left = len(answers)
+    left, due = len(answers), loop.time() + _LOOK
     try:
         while left:
-            try:
-                number, item = await asyncio.wait_for(
-                    queue.get(), None if request is None else 0.25
-                )
-            except TimeoutError:
-                if request is not None and await request.is_disconnected():
+            found = None
+            with contextlib.suppress(TimeoutError):
+                wait = None if request is None else max(0.0, due - loop.time())
+                found = await asyncio.wait_for(queue.get(), wait)
+            # Also while pieces come.
+            if request is not None and loop.time() >= due:
+                if await request.is_disconnected():
                     return
+                due = loop.time() + _LOOK
+            if found is None:
                 continue
+            number, item = found
             if isinstance(item, BaseException):
                 raise item
             left -= item is None
@@ -372,7 +385,7 @@ class _Choice:
         """Return why it ended."""
         return "tool_calls" if self.calls else self.answer.finish
 
-    def likely(self) -> dict[str, Any] | None:
+    def likely(self) -> Json | None:
         """Return the log probabilities of the tokens that came since the last call."""
         if self.top is None:
             return None
@@ -403,7 +416,7 @@ class _Choice:
     def _text(self, token: int) -> str:
         return bytes_of(self.tokens, token).decode("utf-8", "replace")
 
-    def _token(self, token: int, value: float) -> dict[str, Any]:
+    def _token(self, token: int, value: float) -> Json:
         bits = list(bytes_of(self.tokens, token))
         return {"token": self._text(token), "logprob": max(value, _LEAST), "bytes": bits}
 
@@ -413,7 +426,7 @@ def _usage(prompts: Sequence[list[int]], answers: Sequence[Answer]) -> dict[str,
     return {"prompt_tokens": read, "completion_tokens": made, "total_tokens": read + made}
 
 
-def _said_call(call: Call, index: int | None = None) -> dict[str, Any]:
+def _said_call(call: Call, index: int | None = None) -> Json:
     place = {} if index is None else {"index": index}
     function = {"name": call.name, "arguments": call.arguments}
     return {**place, "id": call.id, "type": "function", "function": function}
@@ -432,13 +445,13 @@ class _Kind:
         }
         self.object = "chat.completion" if chat else "text_completion"
 
-    def whole(self, texts: Sequence[str], choices: Sequence[_Choice]) -> list[dict[str, Any]]:
+    def whole(self, texts: Sequence[str], choices: Sequence[_Choice]) -> list[Json]:
         """Return whole answers."""
         out = []
         for i, (text, choice) in enumerate(zip(texts, choices, strict=True)):
-            said: dict[str, Any] = {"text": text}
+            said: Json = {"text": text}
             if self.chat:
-                message: dict[str, Any] = {"role": "assistant", "content": text}
+                message: Json = {"role": "assistant", "content": text}
                 if choice.calls:
                     message |= {"content": text.strip() or None}
                     message |= {"tool_calls": [_said_call(c) for c in choice.calls]}
@@ -448,24 +461,24 @@ class _Kind:
         return out
 
     def part(
-        self, said: str | dict[str, Any] | None, choice: _Choice, index: int, ends: bool = False
-    ) -> dict[str, Any]:
+        self, said: str | Json | None, choice: _Choice, index: int, ends: bool = False
+    ) -> Json:
         """Return a piece of an answer: a text, or calls; None: only its end."""
         if self.chat:
             given = {"content": said} if isinstance(said, str) else said or {}
-            told: dict[str, Any] = {"delta": {"role": "assistant", **given} if given else {}}
+            told: Json = {"delta": {"role": "assistant", **given} if given else {}}
         else:
             told = {"text": said or ""}
         ending = {"finish_reason": choice.finish if ends else None, "logprobs": choice.likely()}
         return self.event([{"index": index, **told, **ending}])
 
-    def event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def event(self, choices: list[Json]) -> Json:
         """Return what an event of a stream has."""
         name = f"{self.object}.chunk" if self.chat else self.object
         return {**self.head, "object": name, "choices": choices}
 
 
-def _event(data: dict[str, Any]) -> str:
+def _event(data: Json) -> str:
     return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
 
 
@@ -496,7 +509,7 @@ async def _stream(
 
 async def _answered(
     request: Request,
-    body: dict[str, Any],
+    body: Json,
     kind: _Kind,
     choices: Sequence[_Choice],
     prompts: Sequence[list[int]],
@@ -539,7 +552,7 @@ class _Server:
             try:
                 return await endpoint(request)
             except _RefusedError as error:
-                return _error(str(error), error.status)
+                return _error(str(error), error.status, error.param, error.code)
             except (ContextFullError, TemplateError, ValueError) as error:
                 return _error(str(error), 400)
             except asyncio.CancelledError:
@@ -549,10 +562,26 @@ class _Server:
 
         return answer
 
-    async def models(self, _: Request) -> Response:
-        """List the model."""
+    def _refuse_others(self, name: object) -> None:
+        """Refuse what is asked of another model; who names none means this one."""
+        if name not in (None, "", self.name):
+            raise _RefusedError(
+                f"the model {name!r} does not exist: this server has {self.name!r}",
+                404, "model", "model_not_found",
+            )  # fmt: skip
+
+    async def _asked(self, request: Request) -> Json:
+        """Return what a request asks of this model."""
+        body = await _body(request)
+        self._refuse_others(body.get("model"))
+        return body
+
+    async def models(self, request: Request) -> Response:
+        """List the model, or tell of it."""
+        asked = request.path_params.get("name")
+        self._refuse_others(asked)
         entry = {"id": self.name, "object": "model", "created": 0, "owned_by": "webtorch"}
-        return JSONResponse({"object": "list", "data": [entry]})
+        return JSONResponse(entry if asked else {"object": "list", "data": [entry]})
 
     def _refuse_many(self, count: int) -> None:
         """Refuse what would wait for too long."""
@@ -561,7 +590,7 @@ class _Server:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        body = await _body(request)
+        body = await self._asked(request)
         most, stop = _limits(body, None)
         each, top, messages = _each(body, _sampling(body)), _likely(body, True), _messages(body)
         self._refuse_many(len(each))
@@ -570,7 +599,7 @@ class _Server:
             """Begin the answers; grammars and templates take their time."""
             tools, grammar = _tools(body, self.model.template), _grammar(body)
             form = tools.form
-            names: dict[str, Any] = dict(tools.names)
+            names: Json = dict(tools.names)
             if form is not None:
                 names["shown"] = [t for t in (form.begin, form.end) if t]
                 names["begun"] = form.begin if tools.called is not None else ""
@@ -589,7 +618,7 @@ class _Server:
 
     async def completions(self, request: Request) -> Response:
         """Go on with texts."""
-        body = await _body(request)
+        body = await self._asked(request)
         most, stop = _limits(body, 16)
         each, prompts = _each(body, _sampling(body)), _inputs(body, "prompt")
         top = _likely(body, False)
@@ -613,7 +642,7 @@ class _Server:
 
     async def embeddings(self, request: Request) -> Response:
         """Return texts as vectors."""
-        body = await _body(request)
+        body = await self._asked(request)
         inputs = _inputs(body, "input")
         if len(inputs) > _MOST_TEXTS:
             raise _RefusedError(f"there are {len(inputs)} texts; at most {_MOST_TEXTS} are wanted")
@@ -668,6 +697,7 @@ def application(
     server = _Server(model, name, key)
     routes = [
         Route("/v1/models", server.guarded(server.models)),
+        Route("/v1/models/{name:path}", server.guarded(server.models)),
         Route("/v1/chat/completions", server.guarded(server.chat), methods=["POST"]),
         Route("/v1/completions", server.guarded(server.completions), methods=["POST"]),
         Route("/v1/embeddings", server.guarded(server.embeddings), methods=["POST"]),

@@ -216,6 +216,9 @@ class Fuser(Facts):
             leaves |= self.leaves[s]
             size += self.sizes[s]
             cost += self.costs[s]
+        if node.kind == "view" and size == 2:
+            # One read of what is in memory, wherever.
+            size = 1
         if node.kind == "map":
             cost += formula_cost(node)
         elif node.kind in ("pad", "take"):

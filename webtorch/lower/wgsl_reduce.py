@@ -12,7 +12,7 @@ stages.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from webtorch.ir import expr as ex
@@ -20,6 +20,7 @@ from webtorch.ir.dtype import (
     bool_,
     int32,
 )
+from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import (
     Check,
     Kernel,
@@ -617,8 +618,23 @@ def _writer_of(kernel: Kernel, limits: Limits, points: int) -> KernelWriter:
     return writer
 
 
+def _with_dots(kernel: Kernel) -> Kernel:
+    """Return a kernel whose sums of four products of bytes are one operation each."""
+
+    def dot(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        """Return the operation of WGSL."""
+        del args
+        words = ex.dotted(node)
+        return None if words is None else ex.make("dot4", int32, words)
+
+    memo: dict[Expr, Expr] = {}
+    reduces = [replace(r, value=ex.rewrite(r.value, dot, memo)) for r in kernel.reduces]
+    return replace(kernel, reduces=tuple(reduces))
+
+
 def render_reduction(kernel: Kernel, limits: Limits) -> list[WgslPass]:
     """Return the shaders of a kernel with reductions: one, or two where the sums are split."""
+    kernel = _with_dots(kernel)
     if limits.is_gpu:
         kernel = coarsened(kernel, CARD, limits.varying)
     writer = _writer_of(kernel, limits, kernel.outer_count * kernel.inner_count)
@@ -631,6 +647,7 @@ def render_reduction(kernel: Kernel, limits: Limits) -> list[WgslPass]:
 def render_reductions(kernels: Sequence[Kernel], limits: Limits) -> WgslPass | None:
     """Return one dispatch of several reductions, whose buffers and arguments are numbered in common
     and which need nothing of each other; None where they cannot be one."""
+    kernels = [_with_dots(k) for k in kernels]
     if limits.is_gpu:
         kernels = [coarsened(k, CARD, limits.varying) for k in kernels]
     # Chosen for the largest: the others take workgroups of the same size.

@@ -689,6 +689,8 @@ class KernelWriter:
                 return self._cast(node, args[0])
             case "bitcast":
                 return _bitcast(node, args[0])
+            case "dot4":
+                return f"dot4I8Packed(bitcast<u32>({args[0]}), bitcast<u32>({args[1]}))"
             case "not":
                 inner = node.args[0]
                 if inner.op in ("lt", "le") and inner.args[0].dtype is float64:

@@ -54,7 +54,9 @@ def _half_to_bits(x: Expr) -> Expr:
 def half_from_bits(word: Expr) -> Expr:
     """Return, as float32, the number that the lower 16 bits of a word are as float16."""
     magnitude = word & _word_const(0x7FFF)
-    small = ex.bitcast(ex.cast(magnitude, float32) * 2.0**-24, uint32)
+    # Below the least normal number they count by ones: as the last bits of that number, which is taken off again.
+    below = ex.bitcast(ex.shl(magnitude, 13) + _word_const(113 << 23), float32) - 2.0**-14
+    small = ex.bitcast(below, uint32)
     normal = ex.shl(magnitude, 13) + _word_const(112 << 23)
     beyond = _word_const(0x7F800000) | ex.shl(magnitude & _word_const(0x3FF), 13)
     found = ex.where(magnitude < _word_const(0x7C00), normal, beyond)

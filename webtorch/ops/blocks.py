@@ -149,7 +149,28 @@ def _known(word: Expr) -> int:
         return _known(word.args[0]) | _known(word.args[1])
     if word.op == "shl" and word.args[1].op == "const":
         return _known(word.args[0]) << word.args[1].value & _WORD_BITS
+    if word.op == "shr" and word.args[1].op == "const" and _known(word.args[0]) >> 31 == 0:
+        return _known(word.args[0]) >> word.args[1].value
+    if word.op == "where":
+        return _known(word.args[1]) | _known(word.args[2])
     return _WORD_BITS
+
+
+def _without_casts(root: Expr) -> Expr:
+    """Return an expression in which small whole numbers become floats as `_placed` says."""
+
+    def number(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        """Return what stands for a cast."""
+        if node.op != "cast" or node.dtype is not float32 or args[0].dtype is not int32:
+            return None
+        x, less = args[0], 0
+        if x.op == "sub" and x.args[1].op == "const":
+            x, less = x.args[0], x.args[1].value
+        if _known(x) >> _FRACTION:
+            return None
+        return ex.bitcast(x | _OF_WHOLE, float32) - float((1 << _FRACTION) + less)
+
+    return ex.rewrite(root, number)
 
 
 class _Placed(NamedTuple):
@@ -555,7 +576,7 @@ class _Linear:
         """Whether several values have a part."""
         return self.uses[x] > 1
 
-    def terms(self, x: Expr, scale: Expr | None = None) -> list[tuple[Expr | None, _Placed | None]]:
+    def terms(self, x: Expr, scale: Expr | None = None) -> list[tuple[Expr | None, Expr | None]]:
         """Return the terms of scale * x."""
 
         def by(shared: Expr) -> Expr:
@@ -572,9 +593,7 @@ class _Linear:
             return self.terms(b, by(a))
         if x.op == "mul" and self.is_shared(b):
             return self.terms(a, by(b))
-        if x.op == "cast":
-            return [(scale, _placed(a))]
-        return [(scale, _Placed(x, 0))]
+        return [(scale, x)]
 
 
 def _factored(values: Sequence[Expr], row: Sequence[Expr]) -> Expr:
@@ -587,7 +606,10 @@ def _factored(values: Sequence[Expr], row: Sequence[Expr]) -> Expr:
     for v, x in zip(values, row, strict=True):
         for scale, number in linear.terms(v):
             by_place = sums.setdefault((scale, number is None), {})
-            place, term = (0, x) if number is None else (number.place, number.number * x)
+            place, term = 0, x
+            if number is not None:
+                placed = _placed(number.args[0]) if number.op == "cast" else _Placed(number, 0)
+                place, term = placed.place, placed.number * x
             by_place[place] = by_place[place] + term if place in by_place else term
     parts = []
     for (scale, _), by_place in sums.items():
@@ -597,9 +619,140 @@ def _factored(values: Sequence[Expr], row: Sequence[Expr]) -> Expr:
     return functools.reduce(lambda a, b: a + b, parts)
 
 
-def _reading(name: str, words: int, blocks: int, shared: Sequence[int], title: str) -> Reading:
+# ---- a row in bytes: sums of products of integers
+
+# Neighbours in a row that have a scale in common: elements of four words of a format.
+RUN = 16
+# A number of a row is three signed bytes, of which each is 128 less than that of the number and this; the largest
+# number of which that has them, less what rounding may add.
+_CLEAR, _MOST = 0x808080, 0x7F7F7F - 1000
+PLANES = 3
+# The bits of 1e-30, below which a run counts as zeros, so that the scale's inverse is finite; of infinity; of NaN.
+_LEAST, _INFINITE, _NAN = 0x0DA24260, 0x7F800000, 0x7FC00000
+
+
+def _in_bytes(_position: Expr, *given: Expr) -> Expr:
+    """Return a word of a run of a row: by its plane bytes of four elements, the highest first, or behind the planes its
+    scale and its sum. `given`: the bits of the run's elements, those of the four, the plane, and which four they are.
+    """
+    run, four, (plane, place) = given[:RUN], given[RUN:-2], given[-2:]
+    sizes = [x & 0x7FFFFFFF for x in run]
+    most = functools.reduce(lambda a, b: ex.where(a < b, b, a), sizes)
+    held = ex.where(most < _INFINITE, most, 0)
+    small = held < _LEAST
+    largest = ex.bitcast(ex.where(small, _OF_WHOLE, held), float32)
+    inverse = ex.where(small, ex.const(0.0, float32), float(_MOST) / largest)
+    scale = ex.where(small, ex.const(0.0, float32), largest * (1.0 / _MOST))
+    bits = ex.where(most < _INFINITE, ex.bitcast(scale, int32), _NAN)
+    numbers = [ex.bitcast(x, float32) for x in run]
+    while len(numbers) > 1:
+        numbers = [a + b for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
+    word: Expr | None = None
+    for i, x in enumerate(four):
+        q = ex.cast(ex.unary("round", ex.bitcast(x, float32) * inverse), int32) + _CLEAR
+        byte = ex.shl(ex.shr(q, (PLANES - 1 - plane) * 8) & 255, 8 * i)
+        word = byte if word is None else word | byte
+    assert word is not None
+    signs = ex.const(_EACH_BYTE * 0x80 - (1 << 32), int32)
+    told = ex.where(ex.eq(place, 0), bits, ex.bitcast(numbers[0], int32))
+    # What is infinite or NaN makes the scale NaN.
+    return ex.where(plane < PLANES, ex.where(most < _INFINITE, word ^ signs, 0), told)
+
+
+in_bytes = Elementwise(
+    name="_in_bytes", family="elementwise", signature="", doc="Rounds a row to bytes.", expr=_in_bytes,
+    tensors=(), function_in=(),
+)  # fmt: skip
+
+
+def _four(numbers: Sequence[Expr | None]) -> tuple[Expr, int, int] | None:
+    """Return a word, the most that its bytes are, and what is taken off each, whose bytes four numbers are; None where
+    they are no such bytes.
+    """
+    places: list[tuple[Expr, int]] = []
+    taken: set[int] = set()
+    for number in numbers:
+        if number is None or number.op != "cast":
+            return None
+        x, less = number.args[0], 0
+        while x.op in ("sub", "add") and x.args[1].op == "const":
+            less += x.args[1].value if x.op == "sub" else -x.args[1].value
+            x = x.args[0]
+        byte = _byte_of(x)
+        if byte is None:
+            return None
+        places.append((byte[0], byte[1].value))
+        taken.add(less)
+    first, second = places[0][0], places[-1][0]
+    if len(taken) != 1:
+        return None
+    (less,) = taken
+    if places == [(first, at) for at in (0, 8, 16, 24)]:
+        word = first
+    elif places == [(first, 16), (first, 24), (second, 0), (second, 8)]:
+        # Blocks that begin within words.
+        word = (ex.shr(first, 16) & 0xFFFF) | ex.shl(second, 16)
+    else:
+        return None
+    most = max(_known(of) >> at & 255 for of, at in places)
+    if most < 128:
+        return word, most, less
+    # With their first bits turned over, bytes from 0 to 255 have a sign, and are 128 less.
+    turned = ex.const(_EACH_BYTE * 0x80 - (1 << 32), int32)
+    word = word.args[0] if word.op == "xor" and word.args[1] is turned else word ^ turned
+    return word, 128, less - 128
+
+
+def _dotted(values: Sequence[Expr], row: Sequence[Expr]) -> Expr | None:
+    """Return the sum of values times elements of a row in bytes (`in_bytes`: the words of each run's planes, its scale
+    and its sum); None where values are no bytes of words.
+    """
+    linear = _Linear(values)
+    each = 4 * PLANES + 2
+    total: dict[Expr | None, Expr] = {}
+
+    def add(scale: Expr | None, term: Expr) -> None:
+        """Add a term times what several share."""
+        total[scale] = total[scale] + term if scale in total else term
+
+    for number in range(len(values) // RUN):
+        words = row[number * each : (number + 1) * each]
+        unit, whole = (ex.bitcast(w, float32) for w in words[-2:])
+        terms = [linear.terms(v) for v in values[number * RUN : (number + 1) * RUN]]
+        if len({tuple([(s, n is None) for s, n in t]) for t in terms}) != 1:
+            return None
+        for place, (scale, first) in enumerate(terms[0]):
+            if first is None:
+                add(scale, whole)
+                continue
+            fours = [_four([t[place][1] for t in terms[i : i + 4]]) for i in range(0, RUN, 4)]
+            known = [f for f in fours if f is not None]
+            if len(known) < len(fours) or len({less for *_, less in known}) != 1:
+                return None
+            sums = [
+                functools.reduce(
+                    lambda a, b: a + b,
+                    [ex.dot4(w, words[p * 4 + i]) for i, (w, *_) in enumerate(known)],
+                )
+                for p in range(PLANES)
+            ]
+            high = sums[0] * 256 + sums[1]
+            # Small enough, all is one integer.
+            if RUN * max(most for _, most, _ in known) * 128 * 0x10200 < 1 << 31:
+                found = _number(high * 256 + sums[2])
+            else:
+                found = _number(high) * 256.0 + _number(sums[2])
+            less = known[0][2]
+            add(scale, found * unit - whole * float(less) if less else found * unit)
+    parts = [t if scale is None else scale * t for scale, t in total.items()]
+    return functools.reduce(lambda a, b: a + b, parts)
+
+
+def _reading(
+    name: str, words: int, blocks: int, shared: Sequence[int], title: str, dots: bool = False
+) -> Reading | None:
     """Return the operation that gives the elements of a format, or sums them, each times one of a row's, over the axes
-    `shared`; `words` as of `_Axes`.
+    `shared`; `words` as of `_Axes`. dots: the row is in bytes; None where the format's elements are none.
     """
     form = FORMATS[name]
     axes = _Axes(form, words, blocks)
@@ -614,7 +767,7 @@ def _reading(name: str, words: int, blocks: int, shared: Sequence[int], title: s
         along = tuple([lengths[i] for i in loops])
         lanes = tuple([(sum(lengths[i] * p for i, p in t.items()), along) for t in turns])
 
-    def formula(windows: _Windows, operands: Sequence[Expr], rest: Sequence[Expr]) -> Expr:
+    def formula(windows: _Windows, operands: Sequence[Expr], rest: Sequence[Expr]) -> Expr | None:
         """Return what the operation gives of windows, places and lanes."""
         places = [ex.const(0, int32)] * len(sizes)
         for i, place in zip(loops, rest, strict=False):
@@ -623,9 +776,12 @@ def _reading(name: str, words: int, blocks: int, shared: Sequence[int], title: s
         values = [_value(windows, fixed, places, operands, fused) for fixed in turns]
         if not shared:
             return values[0]
+        if dots:
+            found = _dotted(values, rest[len(loops) :])
+            return None if found is None else _without_casts(found)
         row = [ex.bitcast(x, float32) for x in rest[len(loops) :]]
         if words:
-            return _factored(values, row)
+            return _without_casts(_factored(values, row))
         total = values[0] * row[0]
         for v, x in zip(values[1:], row[1:], strict=True):
             total = ex.fma(v, x, total)
@@ -634,14 +790,23 @@ def _reading(name: str, words: int, blocks: int, shared: Sequence[int], title: s
     # Which windows there are shows when the formula is written out.
     windows = _Windows(axes, loops)
     blank = [ex.input_(i, int32) for i in range(_MOST_OPERANDS)]
-    formula(windows, blank, blank[: len(loops) + len(lanes)])
+    given = len(lanes) // RUN * (4 * PLANES + 2) if dots else len(lanes)
+    if formula(windows, blank, blank[: len(loops) + given]) is None:
+        return None
     count = len(windows.found)
+
+    def made(_position: Expr, *given: Expr) -> Expr:
+        """Return the formula of the operands."""
+        found = formula(windows, given[:count], given[count:])
+        assert found is not None
+        return found
+
     op = Elementwise(
         name=f"_{title}_{name.lower()}{'_of_words' * bool(words)}",
         family="elementwise",
         signature="",
         doc="Unpacks blocks.",
-        expr=lambda _position, *given: formula(windows, given[:count], given[count:]),
+        expr=made,
         tensors=(),
         function_in=(),
     )
@@ -656,7 +821,21 @@ def _reading(name: str, words: int, blocks: int, shared: Sequence[int], title: s
 def unpacking(name: str, words: bool) -> Reading:
     """Return the operation that unpacks data of a format: bytes, or words of four bytes."""
     blocks = FORMATS[name].together if words else 1
-    return _reading(name, int(words), blocks, (), "unpacked")
+    found = _reading(name, int(words), blocks, (), "unpacked")
+    assert found is not None
+    return found
+
+
+@functools.cache
+def dotting(name: str, columns: int) -> Reading | None:
+    """Return the operation that `multiplying` returns of words, for a row in bytes. None where there is none, of a
+    format whose elements are no bytes of words, too.
+    """
+    form = FORMATS[name]
+    if columns % (form.elements * form.together):
+        return None
+    shared = (0, *[i + 1 for i in form.shared], len(form.axes) + 1)
+    return _reading(name, RUN // WORD, form.together, shared, "dotted", dots=True)
 
 
 @functools.cache

@@ -423,3 +423,24 @@ shr = binary_function(
     "shr", sign=">>", bounds_integers=_shifted_down, numpy="right_shift",
     wgsl={"i32": "wt_shr_i32({0}, {1})", "u32": "wt_shr_u32({0}, {1})"},
 )  # fmt: skip
+
+
+def dot4(x: Expr, y: Expr) -> Expr:
+    """Return the sum of the products of the four signed bytes of two words of int32: languages that have an
+    instruction for it know it by `dotted`.
+    """
+    products = []
+    for up in (24, 16, 8, 0):
+        one, other = (shr(shl(word, up) if up else word, 24) for word in (x, y))
+        products.append(one * other)
+    return (products[0] + products[1]) + (products[2] + products[3])
+
+
+def dotted(x: Expr) -> tuple[Expr, Expr] | None:
+    """Return the words of which `x` is the `dot4`, or None."""
+    if x.op != "add" or x.args[1].op != "add" or x.args[1].args[1].op != "mul":
+        return None
+    # The last bytes of the words are shifted once.
+    tops = x.args[1].args[1].args
+    words = [t.args[0] for t in tops if t.op == "shr"]
+    return (words[0], words[1]) if len(words) == 2 and dot4(*words) is x else None

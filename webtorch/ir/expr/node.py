@@ -376,7 +376,7 @@ def rebuild(node: Expr, args: tuple[Expr, ...]) -> Expr:
         return node
     if node.op == "where":
         return where(*args)
-    if len(args) == 2 and node.op != "load":
+    if len(args) == 2 and node.op in FUNCTIONS:
         return binary(node.op, *args)
     if len(args) == 1 and node.op not in ("cast", "bitcast", "load"):
         return unary(node.op, args[0], node.value)

@@ -839,6 +839,8 @@ def _limits(limits: dict[str, int], adapter: AdapterInfo, features: frozenset[st
         has_joint_products=adapter.is_hardware,
         family=family_of(adapter.name, adapter.adapter_type),
         has_matrix_units="subgroups" in features and has_matrix_units(adapter, features),
+        # Others may be told an instruction that their driver takes apart.
+        has_dots=adapter.adapter_type == "DiscreteGPU",
     )
     # A one-dimensional workgroup can be no wider than its first side.
     widest = min(found.max_workgroup_invocations, limits["max-compute-workgroup-size-x"])
