@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
 import torch
+from torch.optim.adamw import adamw
+from torch.utils.flop_counter import FlopCounterMode
 
 import webtorch.pytorch.library  # noqa: F401  (which registers them)
 from webtorch.pytorch.foreach import registered
@@ -67,3 +70,52 @@ def test_lists_are_gone_through_as_on_the_cpu(webgpu: str, name: str) -> None:
     for turn in range(5):
         found, expected = _run(name, turn, webgpu), _run(name, turn, "cpu")
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def _adam(where: str) -> list[torch.Tensor]:
+    """Return parameters and states after steps one by one, with a gradient missing once."""
+    params = [(torch.arange(12.0).view(3, 4) - n).to(where).requires_grad_() for n in range(3)]
+    optimizer = torch.optim.AdamW(params, lr=0.1, weight_decay=0.3, foreach=False)
+    for turn in range(5):
+        for n, p in enumerate(params):
+            p.grad = (torch.arange(12.0).view(3, 4) * (n + 1) - 5 + turn).to(where)
+        if turn == 3:
+            params[1].grad = None
+        optimizer.step()
+    return [*params, *(optimizer.state[p][k] for p in params for k in sorted(optimizer.state[p]))]
+
+
+def test_adam_one_by_one_is_one_call_where_nobody_sees_its_operators(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fused, calls = torch._fused_adamw_, list[int]()
+
+    def counted(*args: Any, **kwargs: Any) -> None:
+        """Count the calls."""
+        calls.append(len(args[0]))
+        fused(*args, **kwargs)
+
+    monkeypatch.setattr(torch, "_fused_adamw_", counted)
+    for ours, theirs in zip(_adam("webgpu"), _adam("cpu"), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs)
+    assert calls == [3, 3, 3, 2, 3]
+    with FlopCounterMode(display=False):
+        _adam("webgpu")
+    assert len(calls) == 5
+    adam: Any = importlib.import_module("torch.optim.adam")
+    # As `torch.distributed.optim` does.
+    assert torch.jit.script(adam._single_tensor_adam) is not None
+
+
+def test_counts_that_parameters_share_are_counted_as_pytorch_does() -> None:
+    found = []
+    for where in ("webgpu", "cpu"):
+        x, y, *averages = (torch.ones(4, device=where) for _ in range(6))
+        step = torch.tensor(0.0)
+        with torch.no_grad():
+            adamw(
+                [x, y], [x * 2, y * 3], averages[:2], averages[2:], [], [step, step], foreach=False, amsgrad=False,
+                beta1=0.9, beta2=0.99, lr=0.1, weight_decay=0.1, eps=1e-8, maximize=False,
+            )  # fmt: skip
+        found.append([x.cpu(), y.cpu(), step])
+    torch.testing.assert_close(*found)

@@ -8,6 +8,7 @@ are on the CPU then, and the corrections are numbers, as PyTorch computes them.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +32,7 @@ from webtorch.ops.optimize import (
 from webtorch.ops.precision import to_type, widened
 from webtorch.pytorch.device import Lain, is_whole, lie, on_device, store, wrap
 from webtorch.pytorch.interrupt import check, flag
+from webtorch.pytorch.kernels import is_plain
 from webtorch.pytorch.known import Key, Kinds, Plan
 from webtorch.pytorch.wide import placed
 from webtorch.tensors.tensor import Tensor
@@ -322,11 +324,32 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
-def install() -> None:
-    """Let Adam step float32 parameters on the device by one call where PyTorch would go through lists a dozen times."""
-    module: Any = importlib.import_module("torch.optim.adam")
-    original = module._multi_tensor_adam
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
+
+def _are_alone(params: Sequence[torch.Tensor], steps: Sequence[torch.Tensor]) -> bool:
+    """Whether nobody sees the operators that step parameters one by one, and each has a count of its own."""
+    return (
+        is_plain()
+        and not torch.is_grad_enabled()
+        and _PLAIN.issuperset(map(type, params))
+        and len({*map(id, steps)}) == len(steps)
+    )
+
+
+def install() -> None:
+    """Let Adam step float32 parameters on the device by one call where PyTorch would go through lists a dozen times, or
+    from parameter to parameter.
+    """
+    module: Any = importlib.import_module("torch.optim.adam")
+    for name in ("_multi_tensor_adam", "_single_tensor_adam"):
+        setattr(module, name, _in_one_call(getattr(module, name), name.startswith("_single")))
+
+
+def _in_one_call(original: Callable[..., None], single: bool) -> Callable[..., None]:
+    """Return what steps as Adam's `original` does, which goes through lists, or one by one (`single`)."""
+
+    @functools.wraps(original)
     def step(
         params: list[torch.Tensor],
         grads: list[torch.Tensor],
@@ -353,6 +376,7 @@ def install() -> None:
                 p.dtype is torch.float32 is g.dtype and on_device(p) for p, g in zip(params, grads)
             )
             or not all(s.device.type == "cpu" for s in state_steps)
+            or (single and not _are_alone(params, state_steps))
         ):
             original(*lists, grad_scale, found_inf, **options)
             return
@@ -364,4 +388,7 @@ def install() -> None:
         torch._foreach_add_(state_steps, torch.tensor(1.0, device="cpu"), alpha=1.0)
         (torch._fused_adamw_ if decoupled else torch._fused_adam_)(*lists, **given)
 
-    module._multi_tensor_adam = step
+    # TorchScript, which compiles Adam where `torch.distributed.optim` is imported, looks behind it by these names.
+    script: Any = step
+    script.__original_fn, script.__script_if_tracing_wrapper = original, True
+    return step
