@@ -749,7 +749,7 @@ class Run:
             self.hook_counts(leaves, step.callee is BEGIN),
         ]
 
-    def leaves_of(self, step: Step, outside: bool = False) -> list[Any]:
+    def leaves_of(self, step: Step, outside: bool = False) -> list[Tensor | None]:
         """Return the leaves of a backward pass, `outside`: those of them that the run did not give."""
         externals = self.externals
         return [
@@ -862,10 +862,7 @@ def may_vary(number: float) -> bool:
     )
 
 
-def have_hooks(leaves: Iterable[Tensor]) -> bool:
+def have_hooks(leaves: Iterable[Tensor | None]) -> bool:
     """Whether somebody looks at what arrives at one of some leaves."""
-    ends = [end() for end in map(_END, leaves) if end is not None]
+    ends = [t._accumulate() for t in leaves if t is not None and t._accumulate is not None]
     return any(end is not None and bool(end.is_watched or end.edges) for end in ends)
-
-
-_END = attrgetter("_accumulate")
