@@ -436,3 +436,35 @@ def test_complex_numbers_that_numpy_sees_are_followed() -> None:
             assert seen[1, 3] == 2
             assert x.eq(1).sum().item() == 34
             assert _contents(x[1][3]) is None
+
+
+def test_what_somebody_has_is_not_written_again(follower: Any) -> None:
+    """A program writes the memory of its last results again where nobody has it, as a tensor or as an array."""
+
+    def train(kept: list[Any]) -> Training:
+        training = Training()
+        for step in range(40):
+            training.steps(1)
+            grads = [p.grad for p in training.model.parameters()]
+            if step % 3 == 0:
+                kept.append((grads, [g.tolist() for g in grads]))
+            elif step % 3 == 1:
+                arrays = [g.detach().numpy() for g in grads]
+                kept.append((arrays, [a.tolist() for a in arrays]))
+            del grads
+        return training
+
+    kept: list[Any] = []
+    train(kept)
+    assert follower().counts["followed"] > 20
+    for found, values in kept:
+        assert [g.tolist() for g in found] == values
+
+    training = Training()
+    training.steps(20)
+    # As a rule it is the same memory from step to step.
+    places = set()
+    for _ in range(6):
+        training.steps(1)
+        places.add(training.weight.grad._storage.node.buffer.address)
+    assert len(places) < 3

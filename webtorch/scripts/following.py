@@ -48,7 +48,7 @@ from webtorch.scripts.prepared import prepare
 from webtorch.scripts.recording import Note, Refused, begin, facts_along, program_of
 from webtorch.scripts.resting import wake, wake_all
 from webtorch.scripts.run import Run, keep_saved
-from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Facts, Program, Step, leaves_of
+from webtorch.scripts.script import NEW, NUMBER, OTHER, VARYING, Program, Step, leaves_of
 from webtorch.scripts.turning import BEGIN, GO_ON, Turning
 from webtorch.scripts.unfinished import Unfinished
 from webtorch.tensors.base import LATE
@@ -246,11 +246,21 @@ class Follower:
                 return alone(callee, args, kwargs)
             return interpreted(callee, args, kwargs)
         at = run.at
+        # Most calls are answered without a look at what few have, and without a lock, which takes longer than all of
+        # this: what another thread did meanwhile is seen afterwards.
+        most = run.promised and active.count == 1 and not looking.count and watch.listener is None
         # What has been recorded in part is not followed: its program would do again what was done.
         if at.following and not run.taken and not run.refused:
             for step in at.following:
                 if step.callee is callee and step.ready:
-                    out = self.answer(run, step, args, kwargs)
+                    if most and step.plain and step.modes == (mode.grad, mode.inference):
+                        out = step.answers(run, args, kwargs)  # type: ignore[misc]
+                        if out is not OTHER:
+                            run.at = step
+                            return out if run.ended is None else self.ended(run, at, step, out)
+                        run.forget_given(*run.at.until[1:])
+                    else:
+                        out = self.answer(run, step, args, kwargs)
                     if out is OTHER and self.compute_given(run, args, kwargs):
                         out = self.answer(run, step, args, kwargs)
                     if out is not OTHER:
@@ -757,7 +767,7 @@ class Follower:
             self.changes = changes.count
         matches = step.matches or prepare(step)
         if step.plain and run.promised:
-            # No lock, which takes longer than all of this: what another thread did meanwhile is seen afterwards.
+            # As in `call`, which knows more of the others.
             out = step.answers(run, args, kwargs)  # type: ignore[misc]
             if out is not OTHER:
                 run.at = step
@@ -822,12 +832,7 @@ class Follower:
         if step.kind == "backward":
             run.differentiated = True
             args[0].follow(run, step)
-            result, *gradients = given
-            for (j, form), grad in zip(step.leaves, gradients, strict=True):
-                leaf = run.leaf(j)
-                if type(form) is Facts and leaf is not None:
-                    leaf._grad = grad
-            return result
+            return given
         if step.kind == "function":
             keep_saved(args, promised=True)
             run.is_kept = True

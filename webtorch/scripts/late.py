@@ -15,6 +15,7 @@ from operator import call
 from typing import Any
 
 from webtorch.ir.graph import Node
+from webtorch.runtime.backend import Buffer
 from webtorch.scripts.changes import PROMISED, history_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import Known, picker
@@ -53,9 +54,9 @@ class _Together:
         self.waiting = waiting
         self.references = references
 
-    def give(self, t: Tensor, *given: Any) -> None:
+    def give(self, t: Tensor, n: int, buffer: Buffer, leaves: Sequence[Tensor] = ()) -> None:
         """Give one of them what it lacks."""
-        self.waiting.give(t, *given)
+        self.waiting.give(t, n, buffer, leaves)
 
 
 class Waiting:
@@ -82,7 +83,7 @@ class Waiting:
                 t._late = lacking
         _together.append(weakref.ref(together))
 
-    def give(self, t: Tensor, n: int, buffer: Any, leaves: Sequence[Tensor] = ()) -> None:
+    def give(self, t: Tensor, n: int, buffer: Buffer, leaves: Sequence[Tensor] = ()) -> None:
         """Give a tensor that is all of its storage this, with its memory, and what its graph has become."""
         known = self.known[n]
         storage = Storage(Node.in_memory(known.shape, buffer.dtype, buffer), known.runtime)

@@ -206,9 +206,7 @@ def prepare(step: Step) -> Matcher:
     step.plain = step.kind == "operation" and not step.writes
     step.matches = made = matcher(step.args, step.names, step.kwargs)
     step.watches = Watch(step.watched) if step.kind == "step" else matcher(step.watched)
-    # A backward pass gives gradients, beside what a hook gets.
-    promised = ("parts", (tuple, tuple(forms))) if step.kind == "backward" else step.results
-    step.gives = giver(promised)
+    step.gives = _gradients_giver(step) if step.kind == "backward" else giver(step.results)
     if step.plain:
         step.answers = _answers(step)
     return made
@@ -429,6 +427,22 @@ class _Same:
 def _are(references: Sequence[Callable[[], object]], values: Sequence[object]) -> bool:
     """Whether values are the tensors of references, and each is there: one that nobody has any more is None."""
     return all(map(is_, map(call, references), values)) and all(map(is_not, values, repeat(None)))
+
+
+def _gradients_giver(step: Step) -> Giver:
+    """Return the function that promises what a part of a backward pass gives: gradients, which leaves get, beside what
+    a hook gets.
+    """
+    text = _Text()
+    result = text.promise(step.results, "t")
+    for i, (j, form) in enumerate(step.leaves):
+        grad = text.promise(form, f"g{i}")
+        if type(form) is Facts:
+            text.lines.append(f"leaf = run.leaf({j})" if j < 0 else f"leaf = run.externals[{j}]")
+            text.lines.append(f"if leaf is not None: leaf._grad = {grad}")
+    text.lines.append(f"return {result}")
+    made: Giver = text.function("run")
+    return made
 
 
 def giver(form: Form) -> Giver:

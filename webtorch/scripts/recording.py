@@ -17,7 +17,7 @@ from webtorch.runtime.frozen import Frozen, Taken
 from webtorch.runtime.realize import Runtime, open_runtimes
 from webtorch.scripts.changes import history_of, tensors_in
 from webtorch.scripts.late import complete, give_all
-from webtorch.scripts.run import Run, facts_of, has_hooks, keep_saved, may_vary
+from webtorch.scripts.run import Run, facts_of, have_hooks, keep_saved, may_vary
 from webtorch.scripts.script import (
     KNOWN,
     NEW,
@@ -507,7 +507,7 @@ def _leaves(functions: Iterable[GradFn], run: Run, hooks: bool) -> list[Tensor]:
             raise Refused("a hook looks at a gradient")
         if isinstance(fn, AccumulateGrad):
             leaf = fn.variable
-            if (not hooks and (leaf._hooks or leaf._post_accumulate)) or has_hooks(leaf):
+            if (not hooks and (leaf._hooks or leaf._post_accumulate)) or have_hooks((leaf,)):
                 raise Refused("a hook looks at the gradient of a leaf")
             if run.leaf_number(leaf) is None:
                 raise Refused("a leaf was no argument of what was recorded")

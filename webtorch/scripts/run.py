@@ -64,6 +64,8 @@ def facts_of(t: Tensor) -> tuple[object, ...] | None:
     return (type(t), graph, t._counter is t._storage, *facts)
 
 
+# Those of a leaf.
+_HOOKS = attrgetter("_hooks", "_post_accumulate")
 # Whole numbers below are floating ones.
 _EXACT = 2**53
 # Of more tensors that do not come again each is compared with all.
@@ -722,10 +724,9 @@ class Run:
     def watches(self, step: Step, args: tuple[object, ...]) -> bool:
         """Whether what a backward pass or an optimizer's step depends on is as it was."""
         if step.kind == "backward":
-            for j, _ in step.leaves:
-                # A promised tensor that gets hooks ends the script.
-                if j >= 0 and has_hooks(self.externals[j]):
-                    return False
+            # A promised tensor that gets hooks ends the script.
+            if have_hooks(self.leaves_of(step, outside=True)):
+                return False
             if step.place is not None and self.hook_at(step.place) is None:
                 return False
             found = self.watched_of(step)
@@ -733,7 +734,7 @@ class Run:
         elif step.kind == "gradients":
             # Which of them are reached is not known here.
             outside = [t for t in self.externals if self.slot_of(t) is None]
-            return not any(t._hooks or has_hooks(t) for t in outside)
+            return not any(t._hooks for t in outside) and not have_hooks(outside)
         else:
             watch = step.callee.watch if step.callee is not None else None
             watched = None if watch is None else watch(*args)
@@ -742,24 +743,28 @@ class Run:
 
     def watched_of(self, step: Step) -> list[object]:
         """Return what a part of a backward pass depends on: gradients of leaves, and how many hooks there are."""
-        leaves = [self.leaf(j) for j, _ in step.leaves]
+        leaves = self.leaves_of(step)
         return [
             *[None if leaf is None else leaf._grad for leaf in leaves],
             self.hook_counts(leaves, step.callee is BEGIN),
         ]
 
+    def leaves_of(self, step: Step, outside: bool = False) -> list[Tensor | None]:
+        """Return the leaves of a backward pass, `outside`: those of them that the run did not give."""
+        externals = self.externals
+        return [
+            externals[j] if j >= 0 else self.slots[-1 - j]()
+            for j, _ in step.leaves
+            if j >= 0 or not outside
+        ]
+
     def hook_counts(self, leaves: Sequence[Tensor | None], first: bool) -> tuple[int, ...] | None:
         """Return how many hooks leaves have, and slots if a backward pass is to begin; None where there are none."""
         slots = self.hooks if first else None
-        if not slots and not any(
-            t is not None and (t._hooks or t._post_accumulate) for t in leaves
-        ):
+        pairs = [(None, None) if t is None else _HOOKS(t) for t in leaves]
+        if not slots and not any(map(any, pairs)):
             return None
-        counts = [
-            len(hooks or ())
-            for t in leaves
-            for hooks in ((t._hooks, t._post_accumulate) if t is not None else ((), ()))
-        ]
+        counts = [len(hooks or ()) for pair in pairs for hooks in pair]
         return (*counts, *map(len, (slots or {}).values()))
 
     def hooks_of(self, step: Step) -> list[dict[int, Callable[..., object]]]:
@@ -857,7 +862,7 @@ def may_vary(number: float) -> bool:
     )
 
 
-def has_hooks(leaf: Tensor) -> bool:
-    """Whether somebody looks at what arrives at a leaf."""
-    end = leaf._accumulate() if leaf._accumulate is not None else None
-    return end is not None and bool(end.is_watched or end.edges)
+def have_hooks(leaves: Iterable[Tensor | None]) -> bool:
+    """Whether somebody looks at what arrives at one of some leaves."""
+    ends = [t._accumulate() for t in leaves if t is not None and t._accumulate is not None]
+    return any(end is not None and bool(end.is_watched or end.edges) for end in ends)
