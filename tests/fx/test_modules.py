@@ -200,3 +200,10 @@ def test_hooks_of_modules_run_where_a_module_is_entered() -> None:
     traced = fx.symbolic_trace(model)
     code = traced.code
     assert "mul = layers_3 * 3" in code and "* 5" not in code
+
+
+def test_a_trace_of_layers_is_pickled() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 4), nn.ReLU()), webtorch.ones(1, 3)
+    # Annotations of our own layers stand as text.
+    again = pickle.loads(pickle.dumps(fx.symbolic_trace(model)))
+    assert webtorch.equal(again(x), model(x))

@@ -75,6 +75,9 @@ def _import_block(names: dict[str, Any]) -> str:
             found.add(BUILTINS[name].import_str)
         elif is_ours(obj):
             found.add(BUILTINS["torch"].import_str)
+        elif isinstance(obj, str):
+            # An annotation that stands as text.
+            found.add(f"{name} = {obj!r}")
         else:
             found.add(f"from {obj.__module__} import {obj.__qualname__} as {name}")
     return "\n".join(sorted(found))
