@@ -246,6 +246,12 @@ def test_indices_behind_a_mask() -> None:
         close(found, wanted)
 
 
+def test_operators_of_transforms() -> None:
+    (x,), (y,) = given((3, 4))
+    close(top._fft_c2c(x + 1j, [1], 1, True), torch._fft_c2c(y + 1j, [1], 1, True))
+    close(top._fft_r2c(x, [0, 1], 0, True), torch._fft_r2c(y, [0, 1], 0, True))
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 def test_gradients_of_a_convolutions_gradients(transposed: bool) -> None:
     results = []

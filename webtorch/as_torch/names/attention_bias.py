@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import webtorch.nn.functional as F
 from webtorch.functions import public as webtorch
@@ -84,12 +83,13 @@ class CausalBias(Tensor):
         cls,
         func: Callable[..., object],
         types: object,
-        args: Sequence[Any] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+        args: Sequence[object] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Let attention take the mask by its shape; all else sees a tensor without elements."""
         if func is F.scaled_dot_product_attention:
-            return cls._dispatch(*args, **(kwargs or {}))
+            attend: Callable[..., Tensor] = cls._dispatch
+            return attend(*args, **(kwargs or {}))
         return super().__torch_function__(func, types, args, kwargs)
 
     def __repr__(self) -> str:  # type: ignore[override]

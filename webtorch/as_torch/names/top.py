@@ -283,6 +283,10 @@ def get_device_module(device: object = None) -> Any:
     return webgpu
 
 
+# Beginnings of names that are operators, and where these are.
+_OPERATORS = {"_masked_softmax": "layers", "_unsafe_masked_index": "indexing", "_fft_": "algebra"}
+
+
 def __getattr__(name: str) -> Any:
     if name.startswith("_foreach_") and name.removeprefix("_foreach_") in NAMES:
         return foreach(name.removeprefix("_foreach_"))
@@ -290,10 +294,9 @@ def __getattr__(name: str) -> Any:
         ("_convert_indices_from_", "_validate_sparse_", "_validate_compressed_sparse_")
     ):
         return getattr(_import_module("webtorch.as_torch.names.sparse_parts"), name)
-    if name == "_masked_softmax":
-        return getattr(_import_module("webtorch.aten.layers"), name)
-    if name.startswith("_unsafe_masked_index"):
-        return getattr(_import_module("webtorch.aten.indexing"), name)
+    for begin, home in _OPERATORS.items():
+        if name.startswith(begin):
+            return getattr(_import_module(f"webtorch.aten.{home}"), name)
     if name == "default_generator":
         return webtorch.default_generator("cpu")
     if name == "export":
