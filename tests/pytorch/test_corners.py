@@ -141,6 +141,23 @@ def test_results_that_out_cannot_hold(webgpu: str) -> None:
         torch.linalg.solve_triangular(torch.eye(2, device=webgpu), torch.ones(2, 2), upper=True)
 
 
+@pytest.mark.parametrize(
+    "call", [torch.exp, torch.mm, torch.linalg.eigh, torch.linalg.inv, torch.linalg.solve]
+)
+def test_results_of_other_types_are_refused_in_pytorchs_words(call: Any) -> None:
+    """An `out=` whose type the result cannot have is named as PyTorch's CPU names it."""
+
+    def message(place: str) -> str:
+        x = torch.eye(2, device=place)
+        given = (x, x) if call in (torch.mm, torch.linalg.solve) else (x,)
+        out = torch.empty_like(x, dtype=torch.int32)
+        with pytest.raises(RuntimeError) as refused:
+            call(*given, out=(out[0], out) if call is torch.linalg.eigh else out)
+        return str(refused.value).splitlines()[0]
+
+    assert message("cpu") in message("webgpu")
+
+
 def test_random_integers_from_a_number_on(webgpu: str) -> None:
     assert torch.zeros(64, device=webgpu).random_(1000, None).min() >= 1000
 

@@ -50,9 +50,9 @@ def prepare(way: str) -> None:
 
 def _on_the_device() -> None:
     """Let tests that are made for each device be made for "webgpu", under the names that they have on the CPU."""
-    import torch.testing._internal.common_device_type as made
+    import webtorch.pytorch  # noqa: F401  # the machinery asks for the device's name when it is read
 
-    import webtorch.pytorch  # noqa: F401
+    import torch.testing._internal.common_device_type as made  # isort: skip
 
     class OnDevice(made.DeviceTypeTestBase):
         device_type = "cpu"

@@ -173,7 +173,7 @@ def _factored(a: Tensor) -> Tensor:
     return a.mT if a.is_contiguous() and not a.dtype.is_complex else a
 
 
-@aten("_linalg_solve_ex", layout=matrix_columns)
+@aten("_linalg_solve_ex", layout=matrix_columns, out="exact")
 def _solve_ex(
     a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Tensor, ...]:
@@ -183,19 +183,19 @@ def _solve_ex(
     return x.squeeze(-1) if vector else x, packed, pivots, info
 
 
-@aten("_linalg_det", layout=matrix_columns)
+@aten("_linalg_det", layout=matrix_columns, out="exact")
 def _det(a: Tensor) -> tuple[Tensor, ...]:
     packed, pivots, _ = op.linalg_lu_factor_ex(_factored(a))
     return op._det(a), packed, pivots
 
 
-@aten("_linalg_slogdet", layout=matrix_columns)
+@aten("_linalg_slogdet", layout=matrix_columns, out="exact")
 def _slogdet(a: Tensor) -> tuple[Tensor, ...]:
     packed, pivots, _ = op.linalg_lu_factor_ex(_factored(a))
     return *op.linalg_slogdet(a), packed, pivots
 
 
-@aten("_linalg_eigh", layout=matrix_columns)
+@aten("_linalg_eigh", layout=matrix_columns, out="exact")
 def _eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
     if compute_v:
         values, vectors = op.linalg_eigh(a, uplo)
@@ -203,7 +203,7 @@ def _eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, T
     return op.linalg_eigvalsh(a, uplo), fill((0,), 0, a.dtype, a.device)
 
 
-@aten("_linalg_svd", layout=matrix_columns)
+@aten("_linalg_svd", layout=matrix_columns, out="exact")
 def _svd(
     a: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Tensor, ...]:

@@ -316,21 +316,22 @@ def _check_out(
     kind = TO_TORCH[dtype]
     if kind is out.dtype:
         return
+    place = TO_WEBTORCH[out.dtype]
     rule = known.out(*values) if callable(known.out) else known.out
     if rule == "truncate":
         return
     if rule == "mask" and out.dtype not in (torch.bool, torch.uint8):
         raise RuntimeError(
-            f"{name.partition('.')[0]} only supports bool tensor for result, got: {TO_WEBTORCH[out.dtype].c_name}"
+            f"{name.partition('.')[0]} only supports bool tensor for result, got: {place.c_name}"
         )
     if rule == "exact":
         raise RuntimeError(
-            f"{name}: Expected out tensor to have dtype {kind}, but got {out.dtype} instead"
+            f"{name}: Expected out tensor to have dtype {dtype.c_name}, but got {place.c_name} instead"
         )
     if not torch.can_cast(kind, out.dtype):
         error = TypeError if name.startswith("cat.") else RuntimeError
         raise error(
-            f"{name}: result type {kind} can't be cast to the desired output type {out.dtype}"
+            f"{name}: result type {dtype.legacy} can't be cast to the desired output type {place.legacy}"
         )
 
 
