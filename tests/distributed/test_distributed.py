@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cache
@@ -20,10 +21,9 @@ from tests.distributed.features import FEATURES
 from tests.distributed.models import KINDS, MODELS
 from tests.distributed.ranks import NAMES, RANKS
 from webtorch.distributed import shared, words
-from webtorch.distributed.calls import Lane
 from webtorch.distributed.engine import engine
 from webtorch.distributed.group import ProcessGroup
-from webtorch.runtime.backends import get_backend
+from webtorch_autoload.device.attempts import common_word
 
 
 def _processes(library: str, device: str, ranks: int, *rest: str) -> list[dict[str, Any]]:
@@ -162,15 +162,15 @@ def test_half_a_word_is_none_and_who_waits_is_woken() -> None:
         torn[at + hidden] -= 1
 
 
-def test_what_processes_before_a_restart_have_said_is_not_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    store = engine().c10d.HashStore()
-    said = []
-    for attempt, rank in ((0, 1), (0, 0), (1, 0)):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(attempt))
-        lane = Lane("restarted", range(2), rank, store, None, lambda: get_backend("cpu"))
-        said.append(lane.silent())
-        lane.close()
-    assert said[0].startswith("No word from rank 0") and not said[1]
-    assert said[2].startswith("No word from rank 1")
+def test_what_processes_before_a_restart_have_said_is_not_read() -> None:
+    kept, words, long = engine().c10d.HashStore(), [], timedelta(seconds=60)
+    for _ in range(3):
+        with ThreadPoolExecutor(2) as threads:
+            others = [threads.submit(common_word, kept, rank, 3, long) for rank in (1, 2)]
+            time.sleep(0.05)
+            words.append(common_word(kept, 0, 3, long))
+            assert [other.result() for other in others] == words[-1:] * 2
+    assert len(set(words)) == 3
+    for rank in (0, 1):
+        with pytest.raises(RuntimeError, match="not all processes of this attempt"):
+            common_word(kept, rank, 3, timedelta())

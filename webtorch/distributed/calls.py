@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -82,9 +81,7 @@ class Lane:
         """`ranks`: of the group's processes among all; `backend`: of the device that reads shared memory."""
         self.name, self.ranks, self.rank, self.size = name, ranks, rank, len(ranks)
         if store is not None:
-            # What processes that were started anew find in a store is of those before them.
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-            store = engine().c10d.PrefixStore(f"webgpu/{attempt}", store)
+            store = engine().c10d.PrefixStore("webgpu", store)
         self._store, self._timeout, self._backend = store, timeout, backend
         self.memory = HostMemory(_host_memory)
         self.collectives, self.sums, self.results = (

@@ -45,11 +45,11 @@ def meet(
         rank = _from_environment("RANK", rank, "env://")
         world_size = _from_environment("WORLD_SIZE", world_size, "env://")
         host, port = _variable("MASTER_ADDR"), int(_variable("MASTER_PORT"))
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            # The launcher's; a restart of all processes finds nothing of the run before.
-            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        attempts = engine().attempts
+        if attempts.shares_store():
             store = c10d.TCPStore(host, port, world_size, False, timeout)
-            return c10d.PrefixStore(f"/worker/attempt_{attempt}", store), rank, world_size
+            word = attempts.common_word(store, rank, world_size, timeout)
+            return c10d.PrefixStore(word, store), rank, world_size
         return c10d.TCPStore(host, port, world_size, rank == 0, timeout), rank, world_size
     if url.scheme not in ("tcp", "file"):
         raise RuntimeError(f"No rendezvous handler for {url.scheme}://")

@@ -10,10 +10,11 @@ import functools
 import importlib
 import sys
 import weakref
+from datetime import timedelta
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from webtorch_autoload.device import NAME, hide, libraries, module, state
+from webtorch_autoload.device import NAME, attempts, hide, libraries, module, state
 
 # A class or module of PyTorch's whose private parts no type tells.
 _Private: TypeAlias = Any
@@ -100,8 +101,28 @@ def _process_groups(torch: ModuleType) -> None:
             self.device_backend_map.setdefault("cpu", gloo)
 
     config.__init__ = with_host
+    _attempts(torch)
     _communication_hooks(torch)
     _unused_parameters(torch)
+
+
+def _attempts(torch: ModuleType) -> None:
+    """Let processes that torchrun has started again find nothing of those before them in the store that it keeps."""
+    meeting: _Private = importlib.import_module("torch.distributed.rendezvous")
+    create = meeting._create_c10d_store
+
+    @functools.wraps(create)
+    def create_store(
+        host: str, port: int, rank: int, world_size: int, timeout: timedelta, *rest: bool
+    ) -> _Private:
+        """Return the store that processes meet in."""
+        store = create(host, port, rank, world_size, timeout, *rest)
+        if not attempts.shares_store():
+            return store
+        word = attempts.common_word(store, rank, world_size, timeout)
+        return torch.distributed.PrefixStore(word, store)
+
+    meeting._create_c10d_store = create_store
 
 
 def _communication_hooks(torch: ModuleType) -> None:
