@@ -17,12 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 def _run(folder: Path, what: str, *launcher: str) -> str:
     command = [sys.executable, *launcher, "-m", "tests.pytorch.failing", what, str(folder)]
-    # PyTorch 2.13 gives ranks that start again the store of those before, with addresses that nobody answers.
-    environment = {
-        **os.environ,
-        "WEBTORCH_PYTORCH_ENGINE": "cpu",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
+    environment = {**os.environ, "WEBTORCH_PYTORCH_ENGINE": "cpu"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
     )

@@ -26,10 +26,11 @@ MISSING = (
 
 
 class Engine(NamedTuple):
-    """PyTorch, and its module of process groups."""
+    """PyTorch, its module of process groups, and what tells attempts of its launcher apart, with the device's."""
 
     torch: Any
     c10d: Any
+    attempts: Foreign
 
 
 _lock = Lock()
@@ -94,4 +95,8 @@ def engine() -> Engine:
                 "webtorch.distributed: this PyTorch was built without torch.distributed",
                 name="torch",
             )
-        return Engine(torch, importlib.import_module("torch._C._distributed_c10d"))
+        return Engine(
+            torch,
+            importlib.import_module("torch._C._distributed_c10d"),
+            importlib.import_module("webtorch_autoload.device.attempts"),
+        )

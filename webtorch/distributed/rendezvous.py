@@ -8,7 +8,6 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from webtorch.distributed.engine import engine
-from webtorch_autoload.device import attempts
 
 STORES = frozenset(("FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"))
 
@@ -46,6 +45,7 @@ def meet(
         rank = _from_environment("RANK", rank, "env://")
         world_size = _from_environment("WORLD_SIZE", world_size, "env://")
         host, port = _variable("MASTER_ADDR"), int(_variable("MASTER_PORT"))
+        attempts = engine().attempts
         if attempts.shares_store():
             store = c10d.TCPStore(host, port, world_size, False, timeout)
             word = attempts.common_word(store, rank, world_size, timeout)

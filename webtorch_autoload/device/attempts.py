@@ -11,10 +11,23 @@ import secrets
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Protocol
 
 # Seconds between looks.
 _LOOK = 0.01
+
+
+class Store(Protocol):
+    """What is asked of PyTorch's stores."""
+
+    def set(self, key: str, value: str) -> object:
+        """Write a value."""
+
+    def get(self, key: str) -> bytes:
+        """Return a value, once there is one."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether there are all of these."""
 
 
 def shares_store() -> bool:
@@ -22,7 +35,7 @@ def shares_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
-def common_word(store: Any, rank: int, world_size: int, timeout: timedelta) -> str:
+def common_word(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
     """Return a word that the processes of this attempt, and no others, have in common. All of them call it.
 
     Raises RuntimeError where others do not come for so long.
@@ -33,7 +46,7 @@ def common_word(store: Any, rank: int, world_size: int, timeout: timedelta) -> s
         # Who answers a new word runs now.
         names = [f"webtorch/{mine}/{other}" for other in range(1, world_size)]
         _until(lambda: not names or store.check(names), end)
-        store.set(f"webtorch/{mine}", b" ".join([store.get(name) for name in names]))
+        store.set(f"webtorch/{mine}", " ".join([store.get(name).decode() for name in names]))
         return mine
     answered = ""
 

@@ -113,10 +113,10 @@ def _attempts(torch: ModuleType) -> None:
 
     @functools.wraps(create)
     def create_store(
-        host: str, port: int, rank: int, world_size: int, timeout: timedelta, *args: Any
-    ) -> Any:
+        host: str, port: int, rank: int, world_size: int, timeout: timedelta, *rest: bool
+    ) -> _Private:
         """Return the store that processes meet in."""
-        store = create(host, port, rank, world_size, timeout, *args)
+        store = create(host, port, rank, world_size, timeout, *rest)
         if not attempts.shares_store():
             return store
         word = attempts.common_word(store, rank, world_size, timeout)
