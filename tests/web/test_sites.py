@@ -211,5 +211,6 @@ def test_check_compares_the_cpu_webgpu_and_a_browser(site, tmp_path, capsys):
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if " yes " in line]
     assert len(rows) == 6 and "NO" not in done.stdout
-    assert main(["check", str(tmp_path)]) == 1
-    assert "is no folder of webtorch.export" in capsys.readouterr().err
+    for folder, why in ((tmp_path, "it has no program.json"), (tmp_path / "x", "no such folder")):
+        assert main(["check", str(folder)]) == 1
+        assert why in capsys.readouterr().err

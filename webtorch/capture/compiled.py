@@ -144,17 +144,20 @@ class _Options(TypedDict, total=False):
 
 # A Module can be called, too: the first form that fits counts.
 @overload
-def compile(model: _M, **options: Unpack[_Options]) -> _M: ...  # type: ignore[overload-overlap]
+def compile(model: _M, **options: Unpack[_Options]) -> _M:  # type: ignore[overload-overlap]
+    """Return a Module that stands for `model`."""
 
 
 @overload
-def compile(model: Callable[_P, _R], **options: Unpack[_Options]) -> _Typed[_P, _R]: ...
+def compile(model: Callable[_P, _R], **options: Unpack[_Options]) -> _Typed[_P, _R]:
+    """Return a function that takes and gives what `model` does."""
 
 
 @overload
 def compile(
     model: None = None, **options: Unpack[_Options]
-) -> Callable[[Callable[_P, _R]], _Typed[_P, _R]]: ...
+) -> Callable[[Callable[_P, _R]], _Typed[_P, _R]]:
+    """Return a decorator."""
 
 
 def compile(

@@ -846,7 +846,8 @@ def grad(
     allow_unused: Literal[False] | None = None,
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
-) -> tuple[Tensor, ...]: ...
+) -> tuple[Tensor, ...]:
+    """Return the gradients of inputs that are all used."""
 
 
 @overload
@@ -861,7 +862,8 @@ def grad(
     allow_unused: bool | None,
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
-) -> tuple[Tensor | None, ...]: ...
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of inputs, None for those that are not used."""
 
 
 @dispatched(role="gradients")

@@ -50,7 +50,16 @@ class Site:
         try:
             self.program: Json = json.loads((folder / "program.json").read_text(encoding="utf-8"))
             self.native: Json = json.loads((folder / "native.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except OSError as error:
+            missing = (
+                "there is no such folder"
+                if not folder.exists()
+                else f"it has no {Path(error.filename).name}"
+            )
+            raise CheckError(
+                f"check: {folder} is no folder of webtorch.export: {missing}"
+            ) from error
+        except ValueError as error:
             raise CheckError(f"check: {folder} is no folder of webtorch.export: {error}") from error
         self.weights = load_file(folder / "weights.safetensors")
         examples = folder / "examples.safetensors"
