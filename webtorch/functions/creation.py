@@ -574,7 +574,9 @@ def from_file(
     wanted = chosen_dtype(dtype)
     home = resolve(device)
     if home.kind != "cpu" and (shared or home.name != "cpu"):
-        raise RuntimeError(f"from_file: only tensors in the host's memory lie in files, not on {home.backend.name}")
+        raise RuntimeError(
+            f"from_file: only tensors in the host's memory lie in files, not on {home.backend.name}"
+        )
     if not size:
         return empty(0, dtype=wanted)
     return frombuffer(_mapped(filename, bool(shared), size * wanted.itemsize), dtype=wanted)

@@ -158,7 +158,9 @@ def pack_padded_sequence(
     if isinstance(lengths, Tensor):
         # Where a program names no device, its lengths lie on the default one, and are read.
         where = lengths.device
-        if (where.type != "cpu" and where.type != webtorch.get_default_device().type) or lengths.dim() != 1:
+        if (
+            where.type != "cpu" and where.type != webtorch.get_default_device().type
+        ) or lengths.dim() != 1:
             raise RuntimeError(
                 "'lengths' argument should be a 1D CPU int64 tensor, but got "
                 f"{lengths.dim()}D {lengths.device} {lengths.dtype} tensor"
