@@ -67,6 +67,8 @@ OUTSIDE = (
 TALKING = (
     "cli",
     "__main__",
+    "as_torch.names.collect_env",
+    "as_torch.names.hub",
     "utils.benchmark.compare",
     "utils.flop_counter",
     "utils.tensorboard",

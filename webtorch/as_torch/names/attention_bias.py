@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import webtorch.nn.functional as F
 from webtorch.functions import public as webtorch
+from webtorch.ir.lines import user_depth
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
@@ -40,7 +41,7 @@ class CausalBias(Tensor):
         if seq_len_q > seq_len_kv and variant is CausalVariant.LOWER_RIGHT:
             warnings.warn(
                 "Lower right causal bias will produce NaNs in the output when seq_len_q > seq_len_kv!",
-                stacklevel=2,
+                stacklevel=user_depth(),
             )
 
     def _materialize(self, device: DeviceLike = "cpu") -> Tensor:

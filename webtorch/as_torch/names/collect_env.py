@@ -9,9 +9,9 @@ import subprocess
 import sys
 from typing import NamedTuple
 
+from webtorch import webgpu
 from webtorch.errors import DeviceError
 from webtorch.runtime.backends import get_backend
-from webtorch.runtime.backends.webgpu import adapters
 from webtorch.version import __version__
 
 
@@ -151,7 +151,7 @@ def _system() -> str:
 
 def _adapters() -> str:
     with contextlib.suppress(DeviceError):
-        return ", ".join(map(str, adapters())) or "none"
+        return ", ".join(webgpu.get_device_name(i) for i in range(webgpu.device_count())) or "none"
     return "none: WebGPU's package is not installed"
 
 
