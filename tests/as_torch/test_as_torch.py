@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import webtorch
+from tests.conftest import need_device
 from webtorch.as_torch.absent import ABSENT
 from webtorch.as_torch.places import SOURCES
 from webtorch.cli.run import run
@@ -407,6 +408,50 @@ def test_a_device_that_is_not_there_is_said_before_the_program_runs(tmp_path: Pa
     with pytest.raises(DeviceError):
         run(str(program), device="webgpu:99")
     assert not (tmp_path / "ran").exists()
+
+
+ON_A_CARD = """
+import io, numpy as np, torch, torch.nn as nn, torch.nn.functional as F
+from torch.nn.utils import rnn
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+assert torch.ones(1)._storage.runtime.kind == "webgpu", "the card computes"
+model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(device)
+data = np.arange(12.0).reshape(4, 3)
+x, y = torch.from_numpy(data).float().to(device), torch.tensor([0, 1, 0, 1])
+assert x.device == device == torch.ones(1).device == torch.get_default_device() and x.is_cpu
+assert x.cpu() is x and x.to("cpu") is x and x.get_device() == -1
+with torch.autocast("cpu"):
+    assert model(x).dtype == torch.bfloat16
+optimizer = torch.optim.Adam(model.parameters())
+F.cross_entropy(model(x) + torch.arange(2), y).backward()
+optimizer.step()
+saved = io.BytesIO()
+torch.save(model.state_dict(), saved)
+saved.seek(0)
+model.load_state_dict(torch.load(saved, map_location="cpu"))
+array = model(x).detach().numpy()
+assert array.shape == (4, 2) and np.stack([x, x]).shape == (2, 4, 3)
+try:
+    array[0] = 1
+except ValueError as error:
+    assert "read-only" in str(error)
+else:
+    raise AssertionError("a write to a copy was lost")
+wide = torch.tensor(np.ones(70_000))
+assert wide.dtype == torch.float64 and wide.sum().item() == 70_000
+assert torch.linalg.eigvals(torch.eye(2)).tolist() == [1, 1]
+assert rnn.pack_padded_sequence(torch.ones(3, 2, 4), torch.tensor([3, 2])).batch_sizes.tolist() == [2, 2, 1]
+assert torch.ones(1, device="webgpu").device.type == "webgpu" and (torch.ones(1, device="webgpu").cpu() + x).is_cpu
+print("all")
+"""
+
+
+def test_a_program_that_names_no_card_is_computed_by_the_one_that_is_chosen(tmp_path: Path) -> None:
+    need_device("webgpu")
+    program = tmp_path / "program.py"
+    program.write_text(ON_A_CARD)
+    assert python("-m", "webtorch", "run", "--device", "webgpu", str(program))[0] == "all\n"
 
 
 def test_names_of_autograds_core(tmp_path: Path) -> None:
