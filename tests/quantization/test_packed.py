@@ -16,6 +16,7 @@ from gguf import quants
 
 import webtorch
 from webtorch.errors import DTypeError, ShapeError
+from webtorch.functions import packed as packed_functions
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32, int32
 from webtorch.ir.kernel import Kernel
@@ -212,6 +213,37 @@ def test_rows_in_bytes_give_the_same_products(
     assert not np.isfinite(
         F.linear(webtorch.from_numpy(x).to(device), weight).numpy(force=True)
     ).any()
+
+
+@pytest.mark.parametrize("device", ["webgpu"], indirect=True)
+@pytest.mark.parametrize("dots", [False, True])
+def test_what_is_computed_between_two_calls_binds_a_row_and_data_once(
+    device: str, dots: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pending work may be computed at any call: windows are then no memory of their own, though they are alive."""
+    runtime = webtorch.zeros(1, device=device)._storage.runtime
+    monkeypatch.setattr(runtime.backend, "limits", replace(runtime.backend.limits, has_dots=dots))
+    monkeypatch.setattr("webtorch.functions.packed._LARGE", 0)
+    weight = packed("Q4_K", drawn("Q4_K", 3, 1024), device, 1024)
+    x = webtorch.ones(1, 1024, device=device)
+    wanted = F.linear(x, weight).tolist()
+    compiled, computed = runtime.backend.compile, packed_functions.formula
+    bound: list[int] = []
+
+    def compile_(program: Any, *rest: Any) -> Any:
+        bound.extend(len(r.buffers) for r in program.routines)
+        return compiled(program, *rest)
+
+    def formula(*given: Any, **more: Any) -> Any:
+        runtime.realize()
+        out = computed(*given, **more)
+        runtime.realize()
+        return out
+
+    monkeypatch.setattr(runtime.backend, "compile", compile_)
+    monkeypatch.setattr(packed_functions, "formula", formula)
+    assert F.linear(x, weight).tolist() == wanted
+    assert bound and max(bound) <= 8
 
 
 def test_four_products_of_bytes_are_known_for_what_they_are() -> None:

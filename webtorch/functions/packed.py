@@ -56,12 +56,12 @@ def has_dots(x: Tensor) -> bool:
 
 def _window(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
     """Return elements of x, outside autograd. Where they begin is a part of the graph, and no argument of its kernels:
-    data has one format.
+    data has one format. Formulas read more of them than a kernel can bind: they are never memory of their own.
     """
     if x._offset:
         return as_view(x, shape, strides, x._offset + offset)
     node = Node("view", (x._storage.node,), (strides, offset), (), shape, x.dtype)
-    return Tensor._from_node(node, x._storage.runtime)
+    return Tensor._from_node(node, x._storage.runtime, owned=False)
 
 
 def _applied(

@@ -180,6 +180,21 @@ class Storage:
         return self
 
     @classmethod
+    def unowned(cls, node: Node, runtime: Runtime) -> Storage:
+        """Return one of a value that only what is recorded next reads: whenever pending work is computed, it is a part
+        of what reads it, and has no memory of its own.
+        """
+        self = _new(cls)
+        self.node, self.runtime, self.dtype, self.elements = (
+            node,
+            runtime,
+            node.dtype,
+            numel(node.shape),
+        )
+        self.version, self.donor, self.resting = 0, None, None
+        return self
+
+    @classmethod
     def promised(cls, like: Storage) -> Storage:
         """Return a storage of the form of another one, which has no value yet."""
         self = _new(cls)

@@ -133,12 +133,13 @@ class Tensor(TensorBase):
         return self
 
     @classmethod
-    def _from_node(cls, node: Node, runtime: Runtime) -> Tensor:
-        """Return a tensor with new storage whose value is `node`."""
+    def _from_node(cls, node: Node, runtime: Runtime, owned: bool = True) -> Tensor:
+        """Return a tensor with new storage whose value is `node`; of one that is not `owned` see `Storage.unowned`."""
         if node.dtype in runtime.bounds:
             check_type(node.dtype, node.shape, runtime)
         self = object.__new__(Tensor)
-        self._adopt(Storage(node, runtime), node.shape, contiguous_strides(node.shape), 0, True)
+        storage = Storage(node, runtime) if owned else Storage.unowned(node, runtime)
+        self._adopt(storage, node.shape, contiguous_strides(node.shape), 0, True)
         return self
 
     @staticmethod
