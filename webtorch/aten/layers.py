@@ -414,8 +414,7 @@ def _masked_softmax(
     if mask.ndim != x.ndim and mask_type == 1:
         mask = mask.reshape(mask._shape[0], 1, 1, mask._shape[1])
     hidden = op.expand(mask, x._shape) if mask._shape != x._shape else mask
-    out = op.softmax(op.where(hidden, float("-inf"), x), dim)
-    return op.where(op.all(hidden, dim, True), 0.0, out)
+    return op.softmax(op.where(hidden, float("-inf"), x), dim)
 
 
 @aten("_masked_softmax_backward")

@@ -41,6 +41,8 @@ def _native_attention(
         scores = scores + hidden.to(scores.dtype)
     weights = scores.softmax(-1)
     if mask is not None:
+        # PyTorch's CPU gives NaN to a sequence of nothing but padding, but its encoder zeros: it makes its input
+        # nested, which this device refuses, so that NaN would reach what is finite there.
         weights = weights.masked_fill(scores.eq(-torch.inf).all(-1, keepdim=True), 0.0)
     out = linear((weights @ v).transpose(1, 2).flatten(2), out_weight, out_bias)
     return out, (weights.mean(1) if average else weights) if need_weights else None

@@ -12,8 +12,8 @@ from webtorch.ir.limits import Limits
 from webtorch.lower.wgsl_shader import WgslPass, finish, fold_grid, group_number
 from webtorch.lower.wgsl_writer import KernelWriter
 
-# The lowest float: a score that is not seen; and the least that counts as the largest of a row.
-LOWEST, LEAST_TOP = "-0x1.fffffep127f", "-0x1.fffffep126f"
+# The lowest float: a score that is not seen; and the next: the least of one that is seen, and of the largest of a row.
+LOWEST, LEAST_SEEN = "-0x1.fffffep127f", "-0x1.fffffcp127f"
 
 
 def indented(lines: list[str]) -> list[str]:
@@ -159,11 +159,12 @@ class AttentionWriter:
             if slot.slot.dtype.name == "bool":
                 seen.append(f"vec4<bool>({', '.join(found)})")
             else:
-                # A mask of -infinity, too, leaves a number that can be subtracted from.
+                # A mask of -infinity, too, leaves a number that can be subtracted from. One of the lowest
+                # float hides nothing in a row that has no other.
                 x = self.w.bind(f"{x} + vec4<f32>({', '.join(found)})", lines)
-                x = self.w.bind(
-                    f"select({x}, vec4<f32>({LOWEST}), {x} < vec4<f32>({LOWEST}))", lines
-                )
+                lowest = f"vec4<f32>({LOWEST})"
+                least = f"select({x}, vec4<f32>({LEAST_SEEN}), {x} == {lowest})"
+                x = self.w.bind(f"select({least}, {lowest}, {x} < {lowest})", lines)
         return self.w.bind(f"select(vec4<f32>({LOWEST}), {x}, {' & '.join(seen)})", lines)
 
     def kept(self, row: str, column: str, head: str) -> str:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from webtorch.ir.kernel import Attention
 from webtorch.ir.limits import Limits
-from webtorch.lower.templates.attention_common import LEAST_TOP, AttentionWriter, indented
+from webtorch.lower.templates.attention_common import LEAST_SEEN, AttentionWriter, indented
 from webtorch.lower.templates.gemm import lanes
 from webtorch.lower.wgsl_shader import WgslPass
 
@@ -304,7 +304,7 @@ class Forward(_Tiles):
         for i in range(tile.own_rows):
             body += [f"var o{i}_{n} = vec4<f32>();" for n in range(chunks)]
         for i in range(self.row_quads):
-            body += [f"var top{i} = vec4<f32>({LEAST_TOP});", f"var sum{i} = vec4<f32>();"]
+            body += [f"var top{i} = vec4<f32>({LEAST_SEEN});", f"var sum{i} = vec4<f32>();"]
         rows = self.units("query", "first_row", tile.rows, "a", body)
         _, last = self.columns_seen()
         body += self.over_columns("0", last, self._step(rows))

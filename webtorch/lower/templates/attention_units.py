@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from webtorch.ir.dtype import float16
 from webtorch.ir.kernel import Attention
 from webtorch.ir.limits import Limits
-from webtorch.lower.templates.attention_common import LEAST_TOP, AttentionWriter, indented
+from webtorch.lower.templates.attention_common import LEAST_SEEN, AttentionWriter, indented
 from webtorch.lower.templates.attention_tiles import Part
 from webtorch.lower.templates.matrix_units import ENABLES
 from webtorch.lower.wgsl_shader import Engine, WgslPass
@@ -378,7 +378,7 @@ class Forward(_Units):
             for i in range(tile.fragments)
             for e in range(r.width // _SIDE)
         ]
-        body += [f"var top = f32({LEAST_TOP});", "var sum = 0f;"]
+        body += [f"var top = f32({LEAST_SEEN});", "var sum = 0f;"]
         body += [*self.registers("key", "fk"), *self.registers("value", "fv")]
         self.fetch("key", "0", "fk", body)
         self.fetch("value", "0", "fv", body)
