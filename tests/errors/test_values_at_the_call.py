@@ -34,6 +34,9 @@ CALLS: dict[str, Any] = {
     "bag_begins": lambda t, x, far, _: t.nn.functional.embedding_bag(far * 0, x, t.tensor([1])),
     "bag_ends": lambda t, x, far, _: t.nn.functional.embedding_bag(far * 0, x, t.tensor([0, 5])),
     "masked_scatter": lambda t, x, *_: x.masked_scatter(t.tensor([True, False, True]), x[0]),
+    "deviation": lambda t, x, *_: t.normal(x, t.tensor(-1.0)),
+    "deviations": lambda t, x, *_: t.normal(0.0, t.tensor([1.0, -1.0])),
+    "order": lambda t, x, far, _: t.searchsorted(x[0, :2], x, sorter=far),
 }
 
 
@@ -50,6 +53,15 @@ def test_a_wrong_value_raises_at_the_call(name: str) -> None:
     assert isinstance(found, type(expected))
     first = str(expected).split("\n")[0]
     assert first in str(found) or str(found) in first
+
+
+@pytest.mark.parametrize("p", [-1.0, 2.0, math.nan])
+def test_what_is_no_probability_is_not_drawn_by(p: float) -> None:
+    for lib in (torch, webtorch):
+        chances: Any = lib.tensor([0.5, p])
+        for call in (lib.bernoulli, lib.zeros(2).bernoulli_):
+            with pytest.raises(RuntimeError, match="Expected p_in >= 0 && p_in <= 1 to be true"):
+                call(chances)
 
 
 def test_a_remembered_call_raises_at_the_next_read_at_the_latest() -> None:

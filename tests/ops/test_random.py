@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -347,6 +348,18 @@ def test_a_negative_rate_in_a_compiled_function_is_reported(device: str) -> None
     assert draw(rates).tolist() == eager
     with pytest.raises(RuntimeError, match="invalid Poisson rate"):
         draw(webtorch.tensor([4.0, -1.0], device=device)).tolist()
+
+
+@pytest.mark.parametrize("bounds", [(0, 32752), (-32752, 0), (0, 65504), (-2049, 2050), (0, 42)])
+def test_integers_in_16_bits_stay_within_their_bounds(bounds: tuple[int, int]) -> None:
+    for lib in (torch, webtorch):
+        drawn: Any = lib.empty(40000, dtype=lib.float16)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            drawn.random_(*bounds)
+        low, high = float(drawn.min()), float(drawn.max())
+        assert bounds[0] <= low < high < bounds[1]
+        assert high - low > 0.95 * (bounds[1] - bounds[0])
 
 
 @pytest.mark.parametrize("deviation", [-1.0, math.nan])

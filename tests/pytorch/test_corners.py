@@ -706,6 +706,13 @@ def test_what_cannot_be_factored_raises_the_error_of_pytorch(webgpu: str) -> Non
         (lambda x: torch.randperm(2**11 + 2, out=x.half()), "n is too large"),
         (lambda x: torch.randint(6, (2,), device=x.device, dtype=torch.complex64), "not impl"),
         (lambda x: torch.all(x, 0, out=x), "all only supports bool tensor for result"),
+        (lambda x: torch.neg(x, out=x.int()), "^Found dtype Int but expected Float"),
+        (lambda x: torch.nonzero(x, out=x), "scalar type Long"),
+        (lambda x: -x.bool(), "Negation, the `-` operator, on a bool tensor is not supported"),
+        (lambda x: setitem(x.int(), x > -1, x[0]), "shape mismatch"),
+        (lambda x: setitem(x.int(), x.long(), x.long()), "got Int for the destination and Long"),
+        (lambda x: torch.normal(0, torch.tensor(-1.0).to(x.device)).item(), "elements of std >= 0"),
+        (lambda x: F.nll_loss(x, torch.tensor([1, 4]).to(x.device)).item(), "4 is out of bounds"),
         (
             lambda x: torch._embedding_bag(x[None], x[0].long(), x[0].long()),
             "weight has to be a 2D",

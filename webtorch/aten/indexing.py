@@ -8,7 +8,7 @@ from webtorch.aten.elementwise import filled_as
 from webtorch.aten.table import aten, op
 from webtorch.errors import DTypeError
 from webtorch.functions import indexing
-from webtorch.ir.dtype import Number, bool_, int32, int64, uint8
+from webtorch.ir.dtype import Number, bool_, float64, int32, int64, uint8
 from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, copy, fill, iota
 from webtorch.tensors.batching import spread
@@ -52,16 +52,11 @@ def _index_put(
         mask = masks[0].reshape(masks[0]._shape + (1,) * (x.ndim - masks[0].ndim))
         value = values if is_number else values.reshape(())
         return op.where(mask, filled_as(x.new_empty(()), value), x)
-    if is_number or values.dtype is not x.dtype:
-        given = "torch.float64" if is_number else values.dtype
-        raise DTypeError(
-            "Index put requires the source and destination dtypes match, got "
-            f"{x.dtype} for the destination and {given} for the source: use values.to(x.dtype)"
-        )
     out, tensors = copy(spread(x, (values, *indices))), index_tensors(x, indices)
     if not tensors:
         raise RuntimeError("index_put_: at least one index tensor is needed")
-    indexing.put_at(out, tensors, values, accumulate=accumulate)
+    given = filled_as(x.new_empty((), dtype=float64), values) if is_number else values
+    indexing.put_at(out, tensors, given, accumulate=accumulate, given=given)
     return out
 
 

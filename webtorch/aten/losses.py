@@ -9,13 +9,15 @@ from webtorch.ir.dtype import int64, uint8
 from webtorch.ops.primitive import cast_to, fill
 from webtorch.ops.record import TABLE
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.values import check_places
 
 
 def class_weights(
     x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
     """Return the class numbers, ignored ones as 0, and each one's weight (0 where ignored), looked up with a check."""
-    classes = x._shape[1 if x.ndim > 1 else 0]
+    dim = 1 if x.ndim > 1 else 0
+    classes = x._shape[dim]
     if target.dtype not in (int64, uint8):
         raise DTypeError(
             f"nll_loss: expected target dtype to be Long or Byte, but got {target.dtype}: use target.long()"
@@ -25,6 +27,8 @@ def class_weights(
             f"nll_loss: weight tensor should be defined either for all {classes} classes or no classes but got "
             f"weight tensor of shape: {list(weight._shape)}"
         )
+    words = "Target {index} is out of bounds. "
+    check_places("nll_loss", target, classes, words, dim=dim, ignored=ignore_index)
     target = cast_to(target, int64)
     counted = op.ne(target, ignore_index)
     safe = op.where(counted, target, 0)

@@ -320,8 +320,8 @@ def put_at(
         return put_at(memory, tensors, value, single, accumulate, names, given)
     if given is not None and given.dtype is not x.dtype:
         raise DTypeError(
-            f"Index put requires the source and destination dtypes match, got {x.dtype} for the "
-            f"destination and {given.dtype} for the source. Use values.to({x.dtype})."
+            f"Index put requires the source and destination dtypes match, got {x.dtype.legacy} for the "
+            f"destination and {given.dtype.legacy} for the source. Use values.to({x.dtype})."
         )
     if 0 in layout.shape:
         # It takes part in gradients all the same.

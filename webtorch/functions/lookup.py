@@ -253,7 +253,14 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     return counted(input, size, None if weights is None else weights.detach(), kind)
 
 
-@composite(family="index", function_in=("torch",), aten=("searchsorted",))
+def _order(sequence: Tensor, *_: object, sorter: Tensor | None = None, **__: object) -> None:
+    """Raise for a place in an order that there is not."""
+    if sorter is not None:
+        words = "torch.searchsorted(): sorter index out of range. "
+        check_places("searchsorted", sorter, sequence._shape[-1], words)
+
+
+@composite(family="index", function_in=("torch",), aten=("searchsorted",), values=_order)
 def searchsorted(
     sorted_sequence: Tensor,
     input: Tensor,
@@ -291,6 +298,11 @@ def searchsorted(
             raise RuntimeError(
                 "torch.searchsorted(): boundary and sorter must have the same size, but got boundary tensor "
                 f"{list(sequence._shape)} and got sorter tensor {list(sorter._shape)}"
+            )
+        if sorter.dtype is not int64:
+            raise DTypeError(
+                f"torch.searchsorted(): sorter must be a tensor of long dtype but got dtype {sorter.dtype.legacy}. "
+                "Use sorter.long()."
             )
         sequence = gather_along(sequence, -1, sorter)
     return _search(sequence, input, right, int32 if out_int32 else int64)

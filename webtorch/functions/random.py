@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from collections.abc import Generator as Iterator
+from fractions import Fraction
 from typing import Any
 
 from webtorch.dispatch.call import active
@@ -64,7 +65,7 @@ from webtorch.tensors.limits import finfo
 from webtorch.tensors.modes import mode
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.values import at_hand
+from webtorch.tensors.values import at_hand, check_range
 
 _MASK = 0xFFFFFFFF
 
@@ -478,6 +479,7 @@ def _integers(
                 "can support discrete uniform distribution only within this range. This warning will become an error "
                 "in version 1.7 release, please fix the code in advance"
             )
+    low, high = _held(low, high, dtype)
     span = high - low
     bits = _draw(shape, int64, device, generator, "bits")
     if span < 2**31:
@@ -496,6 +498,24 @@ def _integers(
         bits = comparison.bitwise_and(bits, 2**63 - 1)
     value = bits if span in (2**31, 2**62, 2**63) else elementwise.remainder(bits, span)
     return cast_to(value + low if low else value, dtype)
+
+
+def _held(low: int, high: int, dtype: DType) -> tuple[int, int]:
+    """Return the bounds as PyTorch takes them: no integer between them is rounded to one that is not."""
+    if dtype.kind != "float":
+        return low, high
+    # The distances of the type's numbers at the ends, and the numbers that the first and the last integer become.
+    first, last = (
+        2 ** max(abs(n).bit_length() - _MANTISSA[dtype.name], 0) for n in (low + 1, high - 1)
+    )
+    least, most = round(Fraction(low + 1, first)) * first, round(Fraction(high - 1, last)) * last
+    low, high = least + first if least < low else low, most - last if most >= high else high
+    if low >= high:
+        raise RuntimeError(
+            "random_ expects 'from' casted to dtype to be less than 'to' casted to dtype, but got "
+            f"from={low} >= to={high}: {dtype} holds no integer between the bounds"
+        )
+    return low, high
 
 
 @remembered
@@ -575,12 +595,22 @@ def randint_like(
     return _integers(shape, low, high, dtype, device, generator)
 
 
+_NO_DEVIATION = "normal expects all elements of std >= 0.0"
+
+
+def _deviations(mean: object = 0.0, std: object = 1.0, *_: object, **__: object) -> None:
+    """Raise for a deviation that is negative."""
+    if isinstance(std, Tensor):
+        check_range(std, 0, math.inf, _NO_DEVIATION)
+
+
 @composite(
     family="random",
     function_in=TORCH,
     out="cast",
     drawn=True,
     vjp=lambda g, _out, mean_shape, std_shape, *_: _no_slopes(g, mean_shape, std_shape),
+    values=_deviations,
 )
 def normal(
     mean: float | Tensor = 0.0,
@@ -597,7 +627,7 @@ def normal(
 ) -> Tensor:
     """Normal numbers. mean and std are tensors (one number per element), or numbers, with `size` when both are.
 
-    A tensor of standard deviations is checked on the device: the next read raises DeviceCheckError.
+    Standard deviations in a tensor that is not computed yet are checked on the device: the next read raises.
     """
     if not isinstance(std, Tensor) and std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
@@ -625,7 +655,7 @@ def normal(
             std = std.detach()
             if numel(std._shape):
                 holds = comparison.ge(std, 0)
-                std = demand(std, holds, "normal expects all elements of std >= 0.0")
+                std = demand(std, holds, _NO_DEVIATION)
     return finish(noise * std + mean, requires_grad, out, "normal")
 
 
@@ -644,10 +674,11 @@ def _below(
     checked on the device.
     """
     kind = dtype if dtype is float64 else float32
-    drawn = _draw(shape, kind, device, generator)
     if not isinstance(p, Tensor) or not numel(p._shape):
-        return comparison.lt(drawn, p)
-    return _drawn_below(drawn, p, f"{op}: Expected all probabilities p to be in [0, 1]")
+        return comparison.lt(_draw(shape, kind, device, generator), p)
+    rule = f"{op}: Expected p_in >= 0 && p_in <= 1 to be true: expected all probabilities p to be in [0, 1]"
+    check_range(p, 0, 1, rule)
+    return _drawn_below(_draw(shape, kind, device, generator), p, rule)
 
 
 @remembered

@@ -318,9 +318,18 @@ _cube = elementwise(
 )
 
 
+def _check_negation(input: Any) -> None:
+    if is_tensor(input) and input.dtype is bool_:
+        raise DTypeError(
+            "Negation, the `-` operator, on a bool tensor is not supported. If you are trying to invert a mask, "
+            "use the `~` or `logical_not()` operator instead."
+        )
+
+
 neg = elementwise(
     "neg",
     lambda x: -x,
+    operands_fit=_check_negation,
     aliases=("negative",),
     dtypes=NUMERIC,
     out="exact",

@@ -43,6 +43,7 @@ from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.known import Kinds, Plan
 from webtorch.pytorch.resizing import resize_to
 from webtorch.pytorch.wide import placed
+from webtorch.tensors.calls import of_another_type
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
 
@@ -325,13 +326,11 @@ def _check_out(
             f"{name.partition('.')[0]} only supports bool tensor for result, got: {place.c_name}"
         )
     if rule == "exact":
-        raise RuntimeError(
-            f"{name}: Expected out tensor to have dtype {dtype.c_name}, but got {place.c_name} instead"
-        )
+        raise RuntimeError(of_another_type(name.partition(".")[0], dtype, place))
     if not torch.can_cast(kind, out.dtype):
         error = TypeError if name.startswith("cat.") else RuntimeError
         raise error(
-            f"{name}: result type {dtype.legacy} can't be cast to the desired output type {place.legacy}"
+            f"result type {dtype.legacy} can't be cast to the desired output type {place.legacy} ({name})"
         )
 
 

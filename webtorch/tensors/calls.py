@@ -474,17 +474,21 @@ def check_stated(name: str, dtype: DType | None, out: Any) -> None:
         )
 
 
+def of_another_type(name: str, wanted: DType, given: DType) -> str:
+    """Return what PyTorch's functions say, each in its own words, of an `out=` of another type than the result."""
+    return (
+        f"Found dtype {given.legacy} but expected {wanted.legacy}. "
+        f"expected scalar_type {wanted.legacy} but found {given.legacy}. "
+        f"{name}: Expected out tensor to have dtype {wanted.c_name}, but got {given.c_name} instead. "
+        f"Expected object of scalar type {wanted.legacy} but got scalar type {given.legacy} for argument 'out'"
+    )
+
+
 def _check_exact(name: str, places: Sequence[Tensor], found: Sequence[Tensor]) -> None:
     """Raise RuntimeError if an `out=` has another type than the result."""
     for place, result in zip(places, found, strict=False):
         if place.dtype is not result.dtype:
-            raise RuntimeError(
-                f"expected scalar_type {result.dtype.legacy} but found {place.dtype.legacy}. "
-                f"{name}: Expected out tensor to have dtype {result.dtype.c_name}, but got {place.dtype.c_name} "
-                "instead. "
-                f"Expected object of scalar type {result.dtype.legacy} but got scalar type {place.dtype.legacy} for "
-                "argument 'out'"
-            )
+            raise RuntimeError(of_another_type(name, result.dtype, place.dtype))
 
 
 def _check_castable(op: Op, places: Sequence[Tensor], found: Sequence[Tensor]) -> None:

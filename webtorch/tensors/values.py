@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from webtorch.errors import IndexOutOfRangeError
+from webtorch.errors import DeviceCheckError, IndexOutOfRangeError
 from webtorch.ir.dtype import DType, bfloat16
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import line_text, user_line
@@ -139,6 +139,14 @@ def check_places(
             raise IndexOutOfRangeError(
                 words.format(index=value, dim=dim, size=size) + site.message(value)
             )
+
+
+def check_range(x: Tensor, low: float, high: float, rule: str) -> None:
+    """Raise DeviceCheckError if a number of x is known to be outside of [low, high], in which NaN is not."""
+    unknown = tracing.active or x.dtype.is_complex or x.dtype is bfloat16
+    known = None if unknown else at_hand_or_written(x)
+    if known is not None and known.size and not low <= known.min() <= known.max() <= high:
+        raise DeviceCheckError(f"{rule} ({line_text(user_line())})")
 
 
 def asking(ask: Callable[..., object], function: Callable[..., object]) -> Callable[..., Any]:
