@@ -102,7 +102,7 @@ class NullBackend:
         pass
 
 backend = NullBackend()
-realize._RUNTIMES["webgpu", 0] = realize.Runtime(backend)
+realize._RUNTIMES["webgpu", 0, "webgpu"] = realize.Runtime(backend)
 torch.set_default_device("webgpu:0")
 """
 

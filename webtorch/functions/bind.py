@@ -148,11 +148,11 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
     inner = Callee(op.name, compute, op, autocast=op.autocast)
     turned = -1 if reflected else 1
     direct = isinstance(op, Elementwise)
+    numbers_first = reflected and op.reflects_numbers
 
     def run(args: Args, kwargs: Kwargs) -> Any:
         """Record the operation, or leave it to the other operand."""
-        # A reflected operator is called by name with a number first, too: Tensor.__rmod__(2.0, x).
-        if not isinstance(args[0], Tensor) and not (reflected and isinstance(args[1], Tensor)):
+        if not (isinstance(args[0], Tensor) or (numbers_first and isinstance(args[1], Tensor))):
             raise TypeError(
                 f"descriptor '{name}' requires a Tensor, but received a {type(args[0]).__name__}"
             )

@@ -227,6 +227,7 @@ def _power_name(input: Tensor, exponent: object) -> str:
     gradient_name=_power_name,
     foreach=True,
     operator="pow",
+    reflects_numbers=True,
     asks=("__pow__",),
     layout=of_operands,
     direct=("pow.Tensor_Scalar",),

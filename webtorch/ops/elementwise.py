@@ -251,6 +251,7 @@ floor_divide = elementwise(
     divides=True,
     numbers_for="both",
     operator="floordiv",
+    reflects_numbers=True,
     asks=("__ifloordiv__",),
     doc="The quotient rounded down, as Python's //. No backward, as in PyTorch.",
 )
@@ -286,6 +287,7 @@ remainder = elementwise(
     divides=True,
     numbers_for="both",
     operator="mod",
+    reflects_numbers=True,
     asks=("__mod__", "__imod__"),
     doc="What is left of input by other, with the sign of other (Python's %).",
 )

@@ -216,6 +216,8 @@ class Op:
     foreach: bool = False
     # Which of Python's operators it is: "add" stands for `__add__`, `__radd__` and `__iadd__`.
     operator: str = ""
+    # Whether its reflected form, called by name, takes a number first: Tensor.__rmod__(2.0, x).
+    reflects_numbers: bool = False
     # What it is with two tensors and nothing else, as the operator is: that is called in its place.
     alone: Elementwise | None = None
     # Whether `__torch_function__` is given the entries of a list, which stands in the last place, one by one.

@@ -1004,13 +1004,11 @@ def check_type(dtype: DType, shape: Sequence[int], runtime: Runtime) -> None:
     how = "" if bound < 0 else f" in more than {bound} elements"
     why = "floats" if dtype.is_complex else "floats and integers and packed smaller types"
     instead = "complex64" if dtype.is_complex else "float32" if dtype.has_gradient else "int32"
-    on_processor = (
-        "keep the tensor on the CPU"
-        if runtime.name == runtime.kind
-        else "run the program with --device cpu, on the processor"
-    )
+    here, on_processor = str(device_of(runtime)), "keep the tensor on the CPU"
+    if runtime.name != runtime.kind:
+        here, on_processor = runtime.kind, "run the program with --device cpu, on the processor"
     raise DTypeError(
-        f"{dtype} is not available on {runtime.kind}{how}: WebGPU has 32-bit {why}. Use "
+        f"{dtype} is not available on {here}{how}: WebGPU has 32-bit {why}. Use "
         f".to(torch.{instead}) first, or {on_processor}."
         + (
             " WEBTORCH_FLOAT64=words has it computed from its bits, in any number of elements."
