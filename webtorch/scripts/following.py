@@ -257,8 +257,12 @@ class Follower:
                         out = step.answers(run, args, kwargs)  # type: ignore[misc]
                         if out is not OTHER:
                             run.at = step
-                            return out if run.ended is None else self.ended(run, at, step, out)
-                        run.forget_given(*run.at.until[1:])
+                            if run.ended is None:
+                                return out
+                            # Another thread may have ended the run before this call was its: it is recorded.
+                            out = self.ended(run, at, step, out)
+                        else:
+                            run.forget_given(*run.at.until[1:])
                     else:
                         out = self.answer(run, step, args, kwargs)
                     if out is OTHER and self.compute_given(run, args, kwargs):
