@@ -385,25 +385,20 @@ def _convolution_twice(
     groups: int,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    def run(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return the convolution of two operands."""
-        return convolution(
-            a, b, bias, stride, padding, dilation, transposed, output_padding, groups
-        )
-
+    options = stride, padding, dilation, transposed, output_padding, groups
     # A convolution is linear in each of both, so that its gradients are those of each alone.
     first, gg = mask[0], fill(g._shape, 0, g.dtype, g.device)
     if first and ggx is not None:
-        gg = gg + run(ggx, weight)
+        gg = gg + convolution(ggx, weight, None, *options)
     if first and ggw is not None:
-        gg = gg + run(x, ggw)
+        gg = gg + convolution(x, ggw, None, *options)
     if first and ggb is not None:
         gg = gg + ggb.reshape((-1, *(1,) * (g.ndim - 2)))
     gx, gw = fill(x._shape, 0, x.dtype, x.device), fill(weight._shape, 0, x.dtype, x.device)
     if mask[1] and ggw is not None:
-        gx = pullback(run, (x, ggw), g, (True, False))[0]
+        gx = _convolution(g, x, ggw, *options, (True, False, False))[0]
     if mask[2] and ggx is not None:
-        gw = pullback(run, (ggx, weight), g, (False, True))[1]
+        gw = _convolution(g, ggx, weight, *options, (False, True, False))[1]
     return tuple([found if m else None for found, m in zip((gg, gx, gw), mask, strict=True)])
 
 
