@@ -278,6 +278,31 @@ def test_saved_tensors_can_be_packed() -> None:
     same(program)
 
 
+def test_what_a_part_is_given_is_packed_by_the_hooks_outside() -> None:
+    """`save_on_cpu` around checkpointed layers, which keep only what they were given."""
+
+    def program(t: Any) -> Any:
+        x, seen = tensor(t, [1.0, 2.0]), []
+
+        def pack(saved: Any) -> Any:
+            seen.append(("pack", saved.tolist()))
+            return saved.detach().clone()
+
+        def unpack(packed: Any) -> Any:
+            seen.append(("unpack", packed.tolist()))
+            return packed
+
+        y = x * 3
+        with t.autograd.graph.saved_tensors_hooks(pack, unpack):
+            z = t.utils.checkpoint.checkpoint(
+                lambda a, k: a.exp().sin() * k, y, 2.0, use_reentrant=False
+            )
+        z.sum().backward()
+        return seen, x.grad
+
+    same(program)
+
+
 def test_saved_tensors_can_wait_on_the_cpu(device: str) -> None:
     x = webtorch.tensor([1.0, 2.0], device=device, requires_grad=True)
     with webtorch.autograd.graph.save_on_cpu():

@@ -1048,6 +1048,14 @@ def test_flags_and_counts_of_writes_are_pytorchs() -> None:
             Doubled.apply(x * 1, False).sum().backward()
         with pytest.raises(RuntimeError, match="requires_grad must be a bool"):
             x.requires_grad = 1
+        with pytest.raises(TypeError):
+            t.randn(2, generator=3)
+        with pytest.raises(RuntimeError, match=r"^mat1 and mat2 must have the same dtype"):
+            t.nn.Linear(2, 2)(t.ones(1, 2, dtype=t.float64))
+        with pytest.raises(RuntimeError, match=r"^dot : expected both vectors to have same dtype"):
+            t.ones(2) @ t.ones(2, dtype=t.float64)
+        with pytest.raises(RuntimeError, match=r"^expected target dtype to be Long or Byte"):
+            t.nn.functional.nll_loss(t.ones(2, 2), t.zeros(2, dtype=t.int32))
         with t.inference_mode():
             still = t.ones(2)
         with pytest.raises(RuntimeError, match="Setting requires_grad=True on inference tensor"):

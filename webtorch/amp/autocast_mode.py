@@ -97,6 +97,11 @@ def is_autocast_cpu_enabled() -> bool:
 
 def get_autocast_cpu_dtype() -> DType:
     """Return the lower precision of the CPU."""
+    warnings.warn(
+        "torch.get_autocast_cpu_dtype() is deprecated. Please use torch.get_autocast_dtype('cpu') instead.",
+        DeprecationWarning,
+        stacklevel=user_depth(),
+    )
     return get_autocast_dtype("cpu")
 
 

@@ -43,6 +43,11 @@ def check_tensor(op: str, name: str, position: int, value: object) -> None:
 
 def check_types(op: str, a: Tensor, b: Tensor) -> None:
     """Raise unless `a` and `b` have one type that products exist for."""
+    if a.dtype is not b.dtype and a.ndim == b.ndim == 1:
+        raise DTypeError(
+            f"dot : expected both vectors to have same dtype, but found {a.dtype.legacy} and {b.dtype.legacy}. Convert "
+            f"one of the operands of {op}, as in other.to({a.dtype})."
+        )
     if a.dtype is not b.dtype:
         raise DTypeError(
             f"expected m1 and m2 to have the same dtype, but got: {a.dtype.c_name} != {b.dtype.c_name}. Convert one of "

@@ -262,6 +262,8 @@ def _draw(
         return complex_of(both * math.sqrt(0.5) if kind == "normal" else both)
     if generator is None:
         generator = default_generator(device)
+    elif not isinstance(generator, Generator):
+        raise TypeError(f"argument 'generator' must be Generator, not {type(generator).__name__}")
     elif device is None:
         device = generator.device
     seed, offset = generator.advance(numel(shape))

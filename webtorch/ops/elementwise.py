@@ -145,13 +145,13 @@ def check_subtraction(name: str, *operands: Any) -> None:
     """Raise PyTorch's errors for a subtraction in which a bool takes part."""
     if all(is_tensor(x) and x.dtype is bool_ for x in operands):
         raise DTypeError(
-            f"{name}: Subtraction, the `-` operator, with two bool tensors is not supported. "
-            f"Use the `^` or `logical_xor()` operator instead."
+            "Subtraction, the `-` operator, with two bool tensors is not supported. "
+            f"Use the `^` or `logical_xor()` operator instead of {name}()."
         )
     if any((is_tensor(x) and x.dtype is bool_) or type(x) is bool for x in operands):
         raise DTypeError(
-            f"{name}: Subtraction, the `-` operator, with a bool tensor is not supported. "
-            f"If you are trying to invert a mask, use the `~` or `logical_not()` operator instead."
+            "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, "
+            f"use the `~` or `logical_not()` operator instead of {name}()."
         )
 
 

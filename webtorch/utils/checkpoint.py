@@ -20,7 +20,7 @@ from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.batching import Kept
 from webtorch.tensors.function import Function
 from webtorch.tensors.modes import enable_grad, mode, no_grad
-from webtorch.tensors.tape import EnoughComputed, Part
+from webtorch.tensors.tape import EnoughComputed, Part, SavedTensor, part_of
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -414,9 +414,13 @@ class _Frame(Part):
     def forward(self) -> Any:
         """Return the function's result; what it saves is forgotten until backward asks."""
         _do(BEGIN, self)
+        args, outer = self.args, mode.saved_hooks
+        if outer and part_of(outer[-1][0]) is None:
+            # Hooks of the user's that keep tensors elsewhere do so with what the part is given.
+            self.args = tuple([SavedTensor(a) if isinstance(a, Tensor) else a for a in args])
         hooks = saved_tensors_hooks(self.pack, self.unpack)
         with hooks, self.levels, self.first_context:
-            found = self.function(*self.args, **self.kwargs)
+            found = self.function(*args, **self.kwargs)
         self.complete = True
         return found
 
@@ -454,7 +458,8 @@ class _Frame(Part):
 
     def compute(self) -> None:
         """Compute the part again."""
-        before = [*self.args, *self.kwargs.values()]
+        given = [a.unpack() if isinstance(a, SavedTensor) else a for a in self.args]
+        before = [*given, *self.kwargs.values()]
         now = _fresh(before)
         args, kwargs = now[: len(self.args)], now[len(self.args) :]
         again = _Again(self, zip(now, before, strict=True))
