@@ -5,10 +5,10 @@ Elsewhere kernels report what is wrong, and the next read raises. Floor 4.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
+from webtorch.dispatch.call import Args, Kwargs, Run
 from webtorch.errors import DeviceCheckError, IndexOutOfRangeError
 from webtorch.ir.dtype import DType, bfloat16
 from webtorch.ir.graph import Node
@@ -149,20 +149,17 @@ def check_range(x: Tensor, low: float, high: float, rule: str) -> None:
         raise DeviceCheckError(f"{rule} ({line_text(user_line())})")
 
 
-def asking(ask: Callable[..., object], function: Callable[..., object]) -> Callable[..., Any]:
-    """Return a function that asks the values of its operands first; `ask` has its parameters.
-
-    It stands within what remembers calls: one that is like others before it is recorded without, and the next read
-    raises.
+def asking(ask: Callable[..., object], run: Run) -> Run:
+    """Return a call that asks the values of its operands first; `ask` has its parameters. Where a script follows the
+    call, nobody asks, and the next read raises.
     """
 
-    @functools.wraps(function)
-    def asked(*args: object, **kwargs: object) -> Any:
+    def asked(args: Args, kwargs: Kwargs) -> Any:
         """Ask, and call."""
         if not tracing.active:
             # The call itself says what else is wrong with its arguments.
             with contextlib.suppress(TypeError, AttributeError, ValueError):
                 ask(*args, **kwargs)
-        return function(*args, **kwargs)
+        return run(args, kwargs)
 
     return asked
