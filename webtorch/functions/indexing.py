@@ -239,6 +239,7 @@ def take_at(
     names: Mapping[int, int] | None = None,
 ) -> Tensor:
     """Return x indexed by integer tensors, given by dimension."""
+    check_bounds(x, tensors, names)
     named = None if names is None else tuple(names.items())
     return _taken(x, tuple(tensors), tuple(single), named, *tensors.values())
 
@@ -254,7 +255,6 @@ def _taken(
     names = None if named is None else dict(named)
     given = dict(zip(dims, indices, strict=True))
     layout = Layout(x._shape, given, single, names)
-    check_bounds(x, given, names)
     if 0 in layout.index_shape:
         return no_elements(x, layout.shape)
     out = layout.to_result(
