@@ -333,6 +333,7 @@ def bind_composite(op: Op) -> Callable[..., Any]:
     else:
         run = lambda args, kwargs: written(*args, **kwargs)  # noqa: E731
     if op.values is not None:
+        # Values are no part of the kind that a call is remembered by.
         run, find = asking(op.values, run), find and asking(op.values, find)
     if op.vjp is not None:
         run = with_rule(op, run)
