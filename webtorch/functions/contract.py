@@ -41,13 +41,15 @@ def check_tensor(op: str, name: str, position: int, value: object) -> None:
         )
 
 
-def check_types(op: str, a: Tensor, b: Tensor) -> None:
-    """Raise unless `a` and `b` have one type that products exist for."""
+def check_types(op: str, a: Tensor, b: Tensor, added: bool = False) -> None:
+    """Raise unless `a` and `b` have one type that products exist for; PyTorch has other words of an `added` sum."""
     if a.dtype is not b.dtype:
-        raise DTypeError(
-            f"{op}: expected m1 and m2 to have the same dtype, but got: {a.dtype.c_name} != "
-            f"{b.dtype.c_name}. Convert one of them, as in other.to({a.dtype})."
+        told = (
+            f"mat1 and mat2 must have the same dtype, but got {a.dtype.legacy} and {b.dtype.legacy}"
+            if added
+            else f"expected m1 and m2 to have the same dtype, but got: {a.dtype.c_name} != {b.dtype.c_name}"
         )
+        raise DTypeError(f"{op}: {told}. Convert one of them, as in other.to({a.dtype}).")
     if a.dtype is bool_:
         raise NotImplementedError(
             f"\"{op}\" not implemented for 'Bool': products of {a.dtype} do not exist. Use "
@@ -480,7 +482,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if bias.dtype is not input.dtype and len(inputs) > 2 and not input.is_contiguous():
             # PyTorch adds it to the product of such an input, in the product's type.
             return to_type(linear.function(input, weight) + bias, input.dtype)
-        check_types("linear", input, bias)
+        check_types("linear", input, bias, added=True)
         outputs = weights[:-1]
         result = (*inputs[:-1], *outputs)
         if not expands_to(bias._shape, result):
