@@ -32,6 +32,7 @@ from webtorch.functions import public as webtorch
 from webtorch.functions.random import default_generator
 from webtorch.io.safetensors import RawTensor
 from webtorch.ir.limits import Limits
+from webtorch.ir.lines import user_depth
 from webtorch.ir.view import is_contiguous
 from webtorch.nn import Module
 from webtorch.optim import Optimizer
@@ -135,7 +136,7 @@ def export(
     if cpu is None and isinstance(why := exported.program["cpu"], str):
         warnings.warn(
             f"export: the page has no program for the processor, so it needs a browser with WebGPU: {why}",
-            stacklevel=2,
+            stacklevel=user_depth(),
         )
     _add_samples(exported, captures.examples, labels, targets, vocabulary)
     return write_site(
