@@ -19,7 +19,7 @@ from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.elementwise import abs as absolute
 from webtorch.ops.elementwise import rsqrt, sqrt
 from webtorch.ops.layout import ChannelsLastAs, row_major
-from webtorch.ops.precision import to_type, widened
+from webtorch.ops.precision import is_short, to_type, widened
 from webtorch.ops.record import ANEW, WHOLE, Anew, Autocast, composite
 from webtorch.tensors.tensor import Tensor
 
@@ -134,6 +134,14 @@ def layer_norm(
 ) -> Tensor:
     """Return input with mean 0 and variance 1 over its last dims, times weight, plus bias (Ba et al., 2016)."""
     dims = last_dims("layer_norm", input, normalized_shape, weight=weight, bias=bias)
+    for other in (weight, bias):
+        if other is None or other.dtype is input.dtype:
+            continue
+        if not (is_short(input.dtype) and other.dtype is float32):
+            raise DTypeError(
+                f"layer_norm: mixed dtype (CPU): all inputs must share same datatype, but the input is {input.dtype} "
+                f"and the weight or bias {other.dtype}. Convert one of them, as in input.to({other.dtype})."
+            )
     if 0 in input.shape:
         return _affine(input, weight, bias, input.dtype) if weight is not None else input.clone()
     return _affine(normalized(widened(input), dims, eps), weight, bias, input.dtype)

@@ -152,8 +152,8 @@ class Op:
     # Types of the first tensor that PyTorch has no such operation for.
     refuses: tuple[DType, ...] = ()
     # A function of the call's arguments that raises where values which lie in this process's memory are wrong, such
-    # as places beyond the end of a dim: PyTorch's error at the call. Of other tensors, and of calls that are
-    # remembered, kernels report them, and the next read raises.
+    # as places beyond the end of a dim: PyTorch's error at the call. Of other tensors kernels report them, and the
+    # next read raises.
     values: Callable[..., object] | None = None
     # Parameters whose values are looked at: where vmap maps them, each example is computed by itself, as in PyTorch.
     looks_at: tuple[str, ...] = ()

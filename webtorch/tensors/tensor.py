@@ -1094,6 +1094,10 @@ def parse_to(
     """Return the device, the type and whether to copy, as `Tensor.to` is asked."""
     target: DeviceLike = kwargs.pop("device", None)
     dtype: DType | None = of_python(kwargs.pop("dtype", None))
+    if not isinstance(dtype, DType | None):
+        raise TypeError(
+            f"to(): argument 'dtype' must be torch.dtype, not {type(dtype).__name__}: {dtype!r}"
+        )
     copy = bool(kwargs.pop("copy", False))
     other = kwargs.pop("other", None)
     kwargs.pop("non_blocking", None)
