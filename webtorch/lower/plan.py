@@ -211,7 +211,7 @@ _MAX_COST = 1 << 20
 
 
 def template_task(graph: Graph, number: int, stored: set[int]) -> Task:
-    """Return the task of a node that is a routine by itself: a product, a convolution, a scan, a sort, a host function."""
+    """Return the task of a node that is a routine by itself, such as a product, a scan or a host function."""
     node = graph.nodes[number]
     line = line_text(node.line)
 

@@ -64,7 +64,7 @@ _MAX_KEYS = 1 << 22
 # So often a graph is computed node by node before it is compiled, if the backend does that...
 _SIGHTS = 2
 # ... and if it has so many nodes, or if others of its form, of other sizes, were compiled one after the other.
-_FEWEST_NODES = 24
+_FEWEST_NODES = 256
 _MAX_SIGHTS = 4096
 # With so few values pending at most, a small graph of one of them is looked at as it stands.
 _FEW = 16
@@ -1019,6 +1019,8 @@ class Runtime:
         executable = known() if known is not None else None
         if executable is None:
             frozen = freeze([owner])
+            if self._interpreted(frozen):
+                return True
             executable = self.program(frozen.key, frozen)
             self.single[key] = weakref.ref(executable)
         else:

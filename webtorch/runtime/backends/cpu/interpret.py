@@ -17,7 +17,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, bool_, int32, uint32
 from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
-from webtorch.ir.kernel import Kernel
+from webtorch.ir.kernel import BufferSlot, Kernel, Matmul
 from webtorch.ir.reducer import REDUCERS
 from webtorch.ir.view import Shape, contiguous_strides, numel
 from webtorch.lower.affine import Affine
@@ -28,7 +28,7 @@ from webtorch.runtime.backends.cpu.executable import argument_converter, runner
 from webtorch.runtime.backends.cpu.memory import Array, ArrayBuffer, CpuBuffer, array_type
 
 # Nodes that are routines of whole arrays.
-_ROUTINES = frozenset({"matmul", "conv", "scan", "sort", "host"})
+_ROUTINES = frozenset({"conv", "scan", "sort", "host"})
 # As many elements are computed in the time that compiling a node takes.
 _ELEMENTS = 50_000
 
@@ -207,9 +207,7 @@ class _Run:
         if numel(window):
             offset = node.attrs[2] if len(node.attrs) == 3 else node.scalars[0]
             value = _cast(node.srcs[1].dtype, node.dtype)(self.read(node.srcs[1]))
-            target = numpy_math.view(
-                base.reshape(-1), int(offset), window or (1,), strides or (1,)
-            )
+            target = numpy_math.view(base.reshape(-1), int(offset), window or (1,), strides or (1,))
             target[...] = value.reshape(target.shape)
         return base.reshape(shape)
 
@@ -262,29 +260,41 @@ class _Run:
         numpy_math.scatter(flat, position, value, None, value.shape, node.attrs[2])
         return flat.reshape(shape)
 
-    def _routine(self, node: Node, shape: Shape) -> Array:
-        """Compute a routine as programs run it by itself, on operands that are views where it reads these."""
-        if node.kind not in _ROUTINES:
-            raise _NotHere
-        nodes: list[GraphNode] = []
+    def _matmul(self, node: Node, shape: Shape) -> Array:
+        """Multiply as programs do, with operands that are views where they are."""
         given: list[CpuBuffer] = []
-        numbers = []
+        where: list[tuple[Shape, int]] = []
         for s in node.srcs:
-            strided = s.kind == "view" and node.kind == "matmul" and min(s.attrs[0]) >= 0
+            strided = s.kind == "view" and min(s.attrs[0]) >= 0
             at = s.srcs[0] if strided else s
             given.append(ArrayBuffer(at.dtype, self.flat(at)))
-            nodes.append(GraphNode("buffer", (), (), (), at.shape, at.dtype))
-            if at is not s:
-                attrs = s.attrs[0], _offset(s)
-                nodes.append(GraphNode("view", (len(nodes) - 1,), attrs, (), s.shape, s.dtype))
-            numbers.append(len(nodes) - 1)
-        nodes.append(GraphNode(node.kind, tuple(numbers), node.attrs, (), node.shape, node.dtype))
-        stored = {i for i, n in enumerate(nodes) if n.kind != "view"}
-        last = len(nodes) - 1
-        graph = Graph(tuple(nodes), (Output(last, None),), ())
+            where.append((s.attrs[0], _offset(s)) if strided else (contiguous_strides(s.shape), 0))
+        batch, m, n = node.shape
+        k = node.srcs[0].shape[2]
+        if not batch * m * n * k:
+            raise _NotHere
         value = np.empty(numel(shape), array_type(node.dtype))
         given.append(ArrayBuffer(node.dtype, value))
-        runner(template_task(graph, last, stored).routine).run(given, (), _NO_STATUS)
+        slots = [BufferSlot(b.dtype, "read", b.elements) for b in given[:2]]
+        slots.append(BufferSlot(node.dtype, "write", value.size))
+        (left, first), (right, second) = where
+        routine = Matmul("matmul", (batch,), m, n, k, left, right, first, second, tuple(slots))
+        runner(routine).run(given, (), _NO_STATUS)
+        return value.reshape(shape)
+
+    def _routine(self, node: Node, shape: Shape) -> Array:
+        """Compute a routine of whole arrays as programs do."""
+        if node.kind not in _ROUTINES or not all(numel(s.shape) for s in (node, *node.srcs)):
+            raise _NotHere
+        srcs = [GraphNode("buffer", (), (), (), s.shape, s.dtype) for s in node.srcs]
+        last = len(srcs)
+        own = GraphNode(node.kind, tuple(range(last)), node.attrs, (), node.shape, node.dtype)
+        graph = Graph((*srcs, own), (Output(last, None),), ())
+        given: list[CpuBuffer] = [ArrayBuffer(s.dtype, self.flat(s)) for s in node.srcs]
+        value = np.empty(numel(shape), array_type(node.dtype))
+        given.append(ArrayBuffer(node.dtype, value))
+        routine = template_task(graph, last, {*range(last + 1)}).routine
+        runner(routine).run(given, (), _NO_STATUS)
         return value.reshape(shape)
 
 
@@ -365,6 +375,3 @@ def _compiled(root: Expr, names: Sequence[str]) -> Callable[..., Array]:
     exec(compile(text, "<formula>", "exec"), namespace)
     function: Callable[..., Array] = namespace["formula"]
     return function
-
-
-
