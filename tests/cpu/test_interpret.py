@@ -94,6 +94,17 @@ def test_a_loop_over_elements_compiles_nothing() -> None:
     np.testing.assert_array_equal(found.numpy(), expected)
 
 
+def test_ever_new_sizes_compile_nothing() -> None:
+    x = _given(40, 3)
+    runtime = x._storage.runtime
+    compiled = []
+    for n in range(20, 30):
+        before = runtime.counters.misses
+        (x[:n].softmax(1) * 1.5).std(0).sum().item()
+        compiled.append(runtime.counters.misses - before)
+    assert sum(compiled[4:]) == 0
+
+
 def test_what_comes_often_is_compiled() -> None:
     x = _given(3, 7)
     runtime = x._storage.runtime
