@@ -252,7 +252,7 @@ class _Run:
             return base.reshape(shape)
         rest = node.shape[len(places) :]
         inner = numel(rest)
-        position = np.zeros((), np.int64)
+        position: Array = np.zeros((), np.int64)
         for size, at in zip(contiguous_strides(node.shape), places):
             position = position + at.reshape(-1) * size
         position = (position.reshape(-1, 1) + np.arange(inner)).reshape(-1)
