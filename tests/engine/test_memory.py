@@ -189,7 +189,8 @@ def test_every_optimizer_keeps_parameters_and_state_in_place(name: str, device: 
             if isinstance(tensor, webtorch.Tensor) and tensor.device.type == device
         }
 
-    for _ in range(3):
+    # Programs, which keep memory for temporaries, are made of what comes a third time.
+    for _ in range(5):
         step()
     before, allocated = held(), _backend(device).memory_allocated()
     for _ in range(3):

@@ -20,7 +20,7 @@ def array_type(dtype: DType) -> str:
     return "bool_" if dtype is bool_ else dtype.numpy or dtype.name
 
 
-class _Writer:
+class NumpyWriter:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.dims = kernel.outer + kernel.inner
@@ -303,4 +303,4 @@ def _times(name: str, factor: int) -> str:
 
 def numpy_source(kernel: Kernel) -> str:
     """Return the NumPy text of `kernel`."""
-    return _Writer(kernel).render()
+    return NumpyWriter(kernel).render()

@@ -117,7 +117,7 @@ def _tasks(graph: Graph, groups: list[Group], stored: set[int], limits: Limits) 
             if graph.nodes[group.members[0]].kind == "attention":
                 task = _attention_task(graph, group.members, stored)
             else:
-                task = _template_task(graph, group.members[0], stored)
+                task = template_task(graph, group.members[0], stored)
         elif needed:
             built = build_kernel(graph, group, stored, needed, f"k{len(tasks)}")
             task = _kernel_task(graph, group, built, needed, stored)
@@ -159,7 +159,7 @@ def _product_task(
     """Return a product with its epilogue: the operands come first, then what the epilogue writes
     and reads, also where it reads an operand."""
     product, *others = group.members
-    task = _template_task(graph, product, stored)
+    task = template_task(graph, product, stored)
     routine = task.routine
     assert isinstance(routine, Matmul | Convolution)
     after = replace(group, members=others)
@@ -210,7 +210,8 @@ _MOST_TOLD = 5
 _MAX_COST = 1 << 20
 
 
-def _template_task(graph: Graph, number: int, stored: set[int]) -> Task:
+def template_task(graph: Graph, number: int, stored: set[int]) -> Task:
+    """Return the task of a node that is a routine by itself, such as a product, a scan or a host function."""
     node = graph.nodes[number]
     line = line_text(node.line)
 

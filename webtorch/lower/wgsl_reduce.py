@@ -18,6 +18,7 @@ from typing import cast
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import (
     bool_,
+    float64,
     int32,
 )
 from webtorch.ir.expr import Expr
@@ -238,10 +239,12 @@ class ReductionWriter:
         self.turns = -(-(size_class(n) if varying else n) // self.per_block)
         nodes = sum(1 for _ in ex.walk(*self.k.expressions()))
         points = self.blocks * writer.lanes
+        # Drivers write each function out where it is called: seconds for a row of 16 cosines of float64.
+        self.long = any(e.dtype is float64 for e in self.k.expressions())
         self.static = (
             geometry.split == 1
             and points <= _STATIC_POINTS
-            and (points == 1 or points * nodes <= _STATIC_NODES)
+            and (points == 1 or (points * nodes <= _STATIC_NODES and not self.long))
             and not (not writer.limits.is_gpu and geometry.ty == 1 and points > 4)
             # Sizes of a class have one loop; a row is in the registers of so many that it is one block.
             and not (varying and points > 1 and (geometry.ty == 1 or geometry.columns))
@@ -427,7 +430,7 @@ class ReductionWriter:
         # A loop that only reads: written out four times, so that four loads are on their way at
         # once. Drivers do not do it themselves, for the counters that engines put into loops.
         wide = w.limits.is_gpu and bool(accs) and turns >= _UNROLLED * 2
-        wide = wide and len(once) * _UNROLLED <= _UNROLLED_LINES
+        wide = wide and len(once) * _UNROLLED <= _UNROLLED_LINES and not self.long
         four = [line for i in range(_UNROLLED) for line in turn(i * step)] if wide else []
         for a in sums:
             a.value = renamed[a.stage]

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from webtorch.ir.dtype import ALL, COMPLEX, DType
+from webtorch.ir.graph import Node
 from webtorch.ir.kernel import Routine
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
@@ -106,6 +107,11 @@ class Singles(NamedTuple):
     function: Callable[[type[object], type[object]], Callable[..., Any] | None]
 
 
+# How a backend computes the nodes of a graph, sources first, without a program: it returns the memory of those that are
+# wanted, or None, and has changed nothing.
+Interpret = Callable[[Sequence[Node], Sequence[Node]], "list[Any] | None"]
+
+
 class Backend(Protocol):
     """One device. Found by name through `webtorch.runtime.backends`; nothing above imports one
     directly.
@@ -123,6 +129,8 @@ class Backend(Protocol):
     waited: int
     # How it computes single values, if that is less work than to run their programs.
     singles: Singles | None
+    # How it computes a graph that has not come before, if compiling its program costs more.
+    interpret: Interpret | None
 
     def description(self) -> str:
         """Return the device's name for people, such as "NVIDIA H200 (Vulkan)"."""

@@ -78,19 +78,7 @@ class Churn:
         `difference(before, now)` says what differs between two entries of a family.
         """
         self.misses += 1
-        known = self._families.get(family)
-        if known is None:
-            known = self._families[family] = Family()
-            if len(self._families) > _FAMILIES:
-                self._families.popitem(last=False)
-        else:
-            self._families.move_to_end(family)
-        before, known.last = known.last, entry
-        asked = self.hits + self.misses
-        if not known.in_a_row or asked - known.since > _BETWEEN * (self.in_a_row or 1):
-            known.in_a_row, known.since = 0, asked
-        # The very same again is no new shape: it was dropped.
-        known.in_a_row = 0 if entry == before else known.in_a_row + 1
+        known, before = self.met(family, entry)
         again = hash(key) in self._dropped
         self.made_again += again
         if self.warned or before is None:
@@ -107,6 +95,23 @@ class Churn:
                 f"{difference(before, entry)}."
             )
         return known
+
+    def met(self, family: Hashable, entry: object) -> tuple[Family, object]:
+        """Note one more entry of a family, even if it is not made. Return the family, and its last entry before."""
+        known = self._families.get(family)
+        if known is None:
+            known = self._families[family] = Family()
+            if len(self._families) > _FAMILIES:
+                self._families.popitem(last=False)
+        else:
+            self._families.move_to_end(family)
+        before, known.last = known.last, entry
+        asked = self.hits + self.misses
+        if not known.in_a_row or asked - known.since > _BETWEEN * (self.in_a_row or 1):
+            known.in_a_row, known.since = 0, asked
+        # The very same again is no new shape: it was dropped.
+        known.in_a_row = 0 if entry == before else known.in_a_row + 1
+        return known, before
 
     def dropped(self, key: Hashable) -> None:
         """Count an entry that was dropped to make room."""

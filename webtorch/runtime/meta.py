@@ -54,7 +54,7 @@ class _MetaBackend:
     name = "meta"
     stops = reads_parts = has_failed = False
     waited = 0
-    singles = None
+    singles = interpret = None
     index = 0
     limits = COMMON_GPU
     bounds: Mapping[DType, int] = MappingProxyType({})

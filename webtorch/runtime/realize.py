@@ -61,6 +61,11 @@ _IN_PARTS_MOST = 32
 _MAX_DIVIDED = 64
 # How long the keys of whole graphs that are computed in parts are together: 400 tokens of 24 layers, 120 MB.
 _MAX_KEYS = 1 << 22
+# So often a graph is computed node by node before it is compiled, if the backend does that...
+_SIGHTS = 2
+# ... and if it has so many nodes, or if others of its form, of other sizes, were compiled one after the other.
+_FEWEST_NODES = 256
+_MAX_SIGHTS = 4096
 # With so few values pending at most, a small graph of one of them is looked at as it stands.
 _FEW = 16
 _MOST_NODES = 32
@@ -212,6 +217,8 @@ class Runtime:
         self.debug = debug_level()
         # How the backend computes the one value that is wanted, by itself; what does, once one has been computed.
         self.singles = backend.singles
+        # By hashes of keys: how often graphs came that were computed without a program.
+        self.sights: dict[int, int] = {}
         self.alone: Callable[..., Known | None] | None = None
 
     def add(self, owner: Owner) -> None:
@@ -732,11 +739,44 @@ class Runtime:
             else:
                 self._run_in_parts(frozen, parts)
             return
+        if quick and self._interpreted(frozen):
+            return
         executable = self.program(frozen.key, frozen)
         if seen is not None:
             family = self.families.get(id(executable))
             self._keep(seen, Known(self, family, executable, seen[1], frozen, seen[3]))
         self._run_frozen(frozen, executable)
+
+    def _interpreted(self, frozen: Frozen) -> bool:
+        """Compute a graph without a program, if it has not come often and the backend can. Return whether it did."""
+        interpret, order, key = self.backend.interpret, frozen.order, frozen.key
+        if interpret is None or self.lent or key in self.programs:
+            return False
+        number = hash(key)
+        times = self.sights.get(number, 0)
+        if times >= _SIGHTS:
+            return False
+        form = family(order)
+        if len(order) < _FEWEST_NODES:
+            known = self.churn.known(form)
+            if known is None or known.in_a_row < _IN_PARTS_FROM:
+                return False
+        outline = outline_of(order)
+        buffers = interpret(order, [owner.node for owner in frozen.owners])
+        if buffers is None:
+            return False
+        self.sights[number] = times + 1
+        if len(self.sights) > _MAX_SIGHTS:
+            del self.sights[next(iter(self.sights))]
+        if not times:
+            self.churn.met(form, outline)
+        with whole:
+            for owner, buffer in zip(frozen.owners, buffers, strict=True):
+                owner.node.become_buffer(buffer)
+                owner.donor = None
+        if listener is not None:
+            listener.ran(self, None, None)
+        return True
 
     def _keep(self, seen: Glance, known: Known) -> None:
         """Keep what is known of graphs that look as one was seen."""
@@ -942,7 +982,10 @@ class Runtime:
         known: Known | None = form.programs.get(key)
         executable = known.executable() if known is not None and known.runtime is self else None
         if known is None or executable is None:
-            known, executable = self._program_of_call(owners, given, called)
+            frozen = freeze(owners)
+            if self._interpreted(frozen):
+                return True
+            known, executable = self._program_of_call(frozen, given, called)
             form.programs[key] = known
         else:
             self._count(executable, known.family)
@@ -958,12 +1001,11 @@ class Runtime:
         return True
 
     def _program_of_call(
-        self, owners: Sequence[Value], given: Sequence[Node], called: bool
+        self, frozen: Frozen, given: Sequence[Node], called: bool
     ) -> tuple[Known, Executable]:
         """Return the program of a call on data, and what others of its form are to know of it."""
-        frozen = freeze(owners)
         executable = self.program(frozen.key, frozen)
-        places = {} if called else {owners[0].node: 0}
+        places = {} if called else {frozen.owners[0].node: 0}
         family = self.families.get(id(executable))
         return Known(self, family, executable, given, frozen, places), executable
 
@@ -977,6 +1019,8 @@ class Runtime:
         executable = known() if known is not None else None
         if executable is None:
             frozen = freeze([owner])
+            if self._interpreted(frozen):
+                return True
             executable = self.program(frozen.key, frozen)
             self.single[key] = weakref.ref(executable)
         else:

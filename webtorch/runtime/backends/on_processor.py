@@ -16,7 +16,7 @@ from webtorch.errors import DeviceCheckError, IndexOutOfRangeError
 from webtorch.ir.dtype import DType
 from webtorch.ir.limits import Limits
 from webtorch.ir.program import Program
-from webtorch.runtime.backend import Singles
+from webtorch.runtime.backend import Interpret, Singles
 
 LIMITS = Limits(
     max_binding_bytes=(1 << 31) - 1,
@@ -52,6 +52,7 @@ class ProcessorBackend:
     stops = reads_parts = True
     waited = 0
     singles: Singles | None = None
+    interpret: Interpret | None = None
 
     def __init__(self, index: int, memory: Count) -> None:
         self.index = index

@@ -21,6 +21,7 @@ from webtorch.lower.pysource import python_source
 from webtorch.runtime.backend import Singles
 from webtorch.runtime.backends.cpu import jit, single
 from webtorch.runtime.backends.cpu.executable import CpuExecutable, runner
+from webtorch.runtime.backends.cpu.interpret import interpret
 from webtorch.runtime.backends.cpu.memory import (
     MEMORY,
     Array,
@@ -39,6 +40,7 @@ class CpuBackend(ProcessorBackend):
     """The processor, as a device. Work is done when `run` returns, so nothing ever waits."""
 
     singles = Singles(CpuExecutable.plan, single.function)
+    interpret = staticmethod(interpret)
 
     def __init__(self, index: int) -> None:
         super().__init__(index, MEMORY)

@@ -160,7 +160,7 @@ class KernelRunner(Runner):
         if not kernel.outer and kernel.inner:
             self.rows = kernel.inner[0]
         self.converters = [
-            _converter(int64 if d is int32 and kernel.is_large else d) for d in kernel.args
+            argument_converter(int64 if d is int32 and kernel.is_large else d) for d in kernel.args
         ]
         self.numpy: Callable[..., None] | None = None
         # Compiled before it is wanted, and kept until then.
@@ -312,7 +312,7 @@ def in_order(kernel: Kernel) -> bool:
     )
 
 
-def _converter(dtype: DType) -> Callable[[Scalar], Any]:
+def argument_converter(dtype: DType) -> Callable[[Scalar], Any]:
     """Return what makes a typed NumPy scalar; integers wrap around."""
     kind = array_type(dtype).type
     if not dtype.is_integral:

@@ -163,7 +163,7 @@ class WebGPUBackend:
 
     name = "webgpu"
     stops = reads_parts = False
-    singles = None
+    singles = interpret = None
 
     def __init__(self, adapter: AdapterInfo, renderer: Renderer | None = None) -> None:
         self.index = adapter.index

@@ -16,8 +16,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from webtorch.errors import DeviceError
-from webtorch.ir.dtype import DType, wide_int64
-from webtorch.ir.kernel import Routine
+from webtorch.ir.dtype import DType, float64, wide_int64
+from webtorch.ir.kernel import Kernel, Routine, Several
 from webtorch.ir.program import Dispatch, Program
 from webtorch.lower.in_parts import within_bindings
 from webtorch.lower.layout import Move, Pass, Rendered, aligned, lay_out
@@ -93,6 +93,15 @@ class _Plan:
         self.replay: Owned | None = None
 
 
+def _compiles_long(routine: Routine) -> bool:
+    """Whether a device compiles it for so long that other sizes are to share what it made: float64 is computed from its
+    bits, in hundreds of instructions each time, and drivers take seconds for some.
+    """
+    return isinstance(routine, Kernel | Several) and any(
+        b.dtype is float64 for b in routine.buffers
+    )
+
+
 class WebGPUExecutable:
     """A program made ready for one WebGPU device. Made by `WebGPUBackend.compile`."""
 
@@ -120,13 +129,16 @@ class WebGPUExecutable:
         if not varying:
             used = dict.fromkeys(s.routine for s in program.steps if isinstance(s, Dispatch))
             routines = [program.routines[n] for n in used]
-            device.pipelines.prepare([(p, r.name) for r in routines for p in device.render(r)])
+            device.pipelines.prepare(
+                [(p, r.name) for r in routines if not _compiles_long(r) for p in device.render(r)]
+            )
 
         def render(routine: Routine) -> list[Rendered]:
             """Return a routine's shaders, and make their pipelines."""
+            any_size = varying or _compiles_long(routine)
             made = [
-                self._pipeline(part, routine.name, varying)
-                for part in device.render(routine, varying)
+                self._pipeline(part, routine.name, any_size)
+                for part in device.render(routine, any_size)
             ]
             pipelines[id(routine)] = [pipeline for pipeline, _ in made]
             return [rendered for _, rendered in made]

@@ -35,7 +35,7 @@ class Pipeline:
 
 _Key = tuple[str, tuple[str, ...], bool, bool]
 # Threads are started for this many kernels or more, and no more threads than this.
-_FEW = 4
+_FEW = 2
 _MOST_THREADS = 16
 
 
