@@ -131,7 +131,7 @@ def fastest(p: Product, limits: Limits, engine: Engine) -> tuple[float, MatrixTi
     along_k = sum(along for _, along in both)
     family = FAMILIES[limits.family]
     if p.runs:
-        return _unpacking(p, family)
+        return _unpacking(p, family, limits)
     best: tuple[float, MatrixTile, int] | None = None
     for known in family.matrix_tiles:
         tile = known.tile
@@ -150,28 +150,34 @@ def fastest(p: Product, limits: Limits, engine: Engine) -> tuple[float, MatrixTi
             rate = known.rates[along_k] * 1e12 / family.multiprocessors
             seconds = known.turns(busiest) * work / rate
             if split > 1:
-                seconds += 3e-6 + 8 * p.batch * p.m * (p.n + sum(p.others)) * split / 3e12
+                seconds += _second_pass(p, split)
             if best is None or seconds < best[0]:
                 best = seconds, tile, split
     return best
 
 
-def _unpacking(p: Product, family: Family) -> tuple[float, MatrixTile, int]:
+def _unpacking(p: Product, family: Family, limits: Limits) -> tuple[float, MatrixTile, int] | None:
     """Return what `fastest` does for an operand that is computed: tiles that hold all rows, as each computes it. A
     multiprocessor works on some workgroups side by side, each of which takes as long as one, turn by turn.
     """
-    tile = next((t for t in family.unpacking if t.rows >= p.m), family.unpacking[-1])
+    fitting = [t for t in family.unpacking if t.shared_bytes <= limits.workgroup_memory_bytes]
+    if not fitting:
+        return None
+    tile = next((t for t in fitting if t.rows >= p.m), fitting[-1])
     groups, beside = p.groups(tile.rows, tile.columns), _BESIDE * family.multiprocessors
-    best: tuple[float, MatrixTile, int] | None = None
-    for split in range(1, max(1, p.k // _LEAST_CHUNK) + 1):
+
+    def seconds(split: int) -> float:
+        """Return what so many parts of k take by the model."""
         turns = -(-groups * split // beside) * (p.k / split / tile.depth + _START)
-        seconds = turns * _TURN
-        if split > 1:
-            seconds += 3e-6 + 8 * p.batch * p.m * (p.n + sum(p.others)) * split / 3e12
-        if best is None or seconds < best[0]:
-            best = seconds, tile, split
-    assert best is not None
-    return best
+        return turns * _TURN + (_second_pass(p, split) if split > 1 else 0)
+
+    split = min(range(1, max(1, p.k // _LEAST_CHUNK) + 1), key=seconds)
+    return seconds(split), tile, split
+
+
+def _second_pass(p: Product, split: int) -> float:
+    """Return what adding parts of k takes, in seconds."""
+    return 3e-6 + 8 * p.batch * p.m * (p.n + sum(p.others)) * split / 3e12
 
 
 def render(
