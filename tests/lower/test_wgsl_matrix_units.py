@@ -108,6 +108,12 @@ def test_packed_weights_are_unpacked_on_the_way(name: str, m: int, split: int) -
     (r,) = program.routines
     assert isinstance(r, Matmul) and r.unpacked is not None
     assert uses_them(r) and not uses_them(r, replace(WITH, has_matrix_units=False))
+    # Bytes that become floats are unpacked into memory.
+    small = webtorch.empty(n, k, dtype=webtorch.int8, device="meta")
+    other = program_of(
+        lambda x: F.linear(x, small.half()), webtorch.empty(m, k, device="meta").half()
+    )
+    assert not any(isinstance(r, Matmul) and r.unpacked for r in other.routines)
     tile = next(t for t in FAMILIES["H200"].unpacking if t.rows >= m)
     passes = matrix_units.matrix_passes(product(r), device.limits, tile, split)
     words = np.frombuffer(data.tobytes() + bytes(-len(data) % 4), np.int32)

@@ -231,7 +231,8 @@ class Fuser(Facts):
                 return False
             waiting += one.srcs
         nbytes = [one.elements * one.dtype.itemsize for one in (*leaves, right)]
-        return len(leaves) == 1 and nbytes[0] < nbytes[1]
+        # Tiles read packed data by words.
+        return len(leaves) == 1 and leaves[0].dtype is int32 and nbytes[0] < nbytes[1]
 
     def _measure(self, number: int, node: GraphNode) -> None:
         size, cost = 1, 0
