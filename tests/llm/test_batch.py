@@ -119,10 +119,10 @@ def test_what_texts_begin_with_is_read_once(tmp_path: Path) -> None:
     read: list[int] = []
     piece = batch._piece
 
-    def counted(text: Any) -> None:
+    def counted(text: Any) -> Any:
         """Read a piece, and say where it begins."""
         read.append(len(text.tokens))
-        piece(text)
+        return piece(text)
 
     batch._piece = counted  # type: ignore[method-assign]
     assert list(batch.generate([*shared, 9], 5, GREEDY)) == greedy(
@@ -130,6 +130,18 @@ def test_what_texts_begin_with_is_read_once(tmp_path: Path) -> None:
     )
     assert read == [len(shared)]
     assert began + list(first) == greedy(reference("mistral"), [*shared, 7], 20)
+
+
+def test_short_prompts_are_read_in_one_round(tmp_path: Path) -> None:
+    model = load_model(folder("llama", tmp_path), device="cpu")
+    batch = Batch(model, 64, texts=3, compile=False)
+    runs = [batch.begin(TOKENS[0][i:], 5, GREEDY) for i in range(3)]
+    batch.waiting.extend(runs)
+    batch._round()
+    # The token after its prompt, and one of a step of all.
+    assert [run.made for run in runs] == [2, 2, 2]
+    for i, run in enumerate(runs):
+        assert list(run.out) == greedy(reference("llama"), TOKENS[0][i:], 2)
 
 
 def test_log_probabilities_are_those_of_the_model(tmp_path: Path) -> None:

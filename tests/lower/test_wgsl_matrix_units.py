@@ -7,17 +7,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+import webtorch
 from tests.lower.emulated import without_units
+from tests.lower.graphs import program_of
 from tests.lower.harness import open_device
 from tests.lower.test_wgsl_matmul import LAYOUTS, compare, make
 from webtorch.ir.dtype import DType, bfloat16, float16, float32
+from webtorch.ir.kernel import Matmul
 from webtorch.ir.limits import Limits
 from webtorch.lower.templates import matrix_units
 from webtorch.lower.templates.matmul import product, render
-from webtorch.lower.templates.tuning import MatrixTile
+from webtorch.lower.templates.tuning import FAMILIES, MatrixTile
 from webtorch.lower.wgsl_shader import WgslPass
+from webtorch.nn import functional as F
+from webtorch.quantization import FORMATS, PackedTensor
 
 HALF = (float16, float16, float16)
 WITH = Limits(1 << 31, 8, 1024, 65_535, 48 << 10, True, True, has_matrix_units=True)
@@ -82,6 +88,40 @@ def test_rows_that_are_no_multiple_of_eight_run_along_k() -> None:
     r = make((), 37, 19, 24, HALF, False, True)
     passes = matrix_units.matrix_passes(product(r), device.limits, MatrixTile(2, 2, 1, 1, 32), 1)
     compare(r, [emulated(p) for p in passes], device=device)
+
+
+@pytest.mark.parametrize(
+    ("name", "m", "split"), [("Q4_K", 20, 2), ("Q6_K", 9, 1), ("Q8_0", 40, 1)], ids=str
+)
+def test_packed_weights_are_unpacked_on_the_way(name: str, m: int, split: int) -> None:
+    device = open_device()
+    if not device.limits.has_f16:
+        pytest.skip("the adapter has no float16")
+    n, k, form = 24, 512, FORMATS[name]
+    rng = np.random.default_rng(m)
+    # Small scales, of which no sum is infinite.
+    data = rng.integers(0, 24, n * k // form.elements * form.nbytes, dtype=np.uint8)
+    here = PackedTensor.from_bytes(data.tobytes(), name, (n, k), device="cpu")
+    there = PackedTensor.from_bytes(data.tobytes(), name, (n, k), device="meta")
+    x = rng.standard_normal((m, k)).astype(np.float16)
+    program = program_of(lambda x: F.linear(x, there), webtorch.empty(m, k, device="meta").half())
+    (r,) = program.routines
+    assert isinstance(r, Matmul) and r.unpacked is not None
+    assert uses_them(r) and not uses_them(r, replace(WITH, has_matrix_units=False))
+    # Bytes that become floats are unpacked into memory.
+    small = webtorch.empty(n, k, dtype=webtorch.int8, device="meta")
+    other = program_of(
+        lambda x: F.linear(x, small.half()), webtorch.empty(m, k, device="meta").half()
+    )
+    assert not any(isinstance(r, Matmul) and r.unpacked for r in other.routines)
+    tile = next(t for t in FAMILIES["H200"].unpacking if t.rows >= m)
+    passes = matrix_units.matrix_passes(product(r), device.limits, tile, split)
+    words = np.frombuffer(data.tobytes() + bytes(-len(data) % 4), np.int32)
+    found = device.run(r, [x.ravel(), words, None], passes=[emulated(p) for p in passes])[2]
+    weight = here.dequantize().numpy().astype(np.float16).astype(np.float64)
+    expected = x.astype(np.float64) @ weight.T
+    bound = np.abs(x.astype(np.float64)) @ np.abs(weight.T)
+    assert (np.abs(found.reshape(m, n) - expected) <= 2.0**-10 * bound).all()
 
 
 def uses_them(r: object, limits: Limits = WITH, engine: str = "dawn") -> bool:

@@ -216,6 +216,23 @@ def test_rows_in_bytes_give_the_same_products(
 
 
 @pytest.mark.parametrize("device", ["webgpu"], indirect=True)
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "NF4"])
+def test_cards_unpack_weights_while_they_multiply_some_rows(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = webtorch.zeros(1, device=device)._storage.runtime.backend
+    monkeypatch.setattr(backend, "limits", replace(backend.limits, is_gpu=True))
+    weight = packed(name, drawn(name, 12, 512), device, 512)
+    exact = unpacked(name, drawn(name, 12, 512)).astype(np.float64)
+    product = webtorch.compile(lambda x: F.linear(x, weight))
+    x = np.random.default_rng(0).standard_normal((19, 512), dtype=np.float32)
+    out = product(webtorch.from_numpy(x).to(device)).numpy(force=True)
+    assert (np.abs(out - x @ exact.T) <= 1e-6 * (np.abs(x) @ np.abs(exact.T))).all()
+    (routine,) = product.latest().executable.program.routines
+    assert routine.unpacked is not None
+
+
+@pytest.mark.parametrize("device", ["webgpu"], indirect=True)
 @pytest.mark.parametrize("dots", [False, True])
 def test_what_is_computed_between_two_calls_binds_a_row_and_data_once(
     device: str, dots: bool, monkeypatch: pytest.MonkeyPatch

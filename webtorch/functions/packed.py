@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from webtorch.functions.contract import rows_times
-from webtorch.ir.dtype import DType, float32, int32
+from webtorch.ir.dtype import DType, float16, float32, int32
 from webtorch.ir.graph import Node
 from webtorch.ir.view import contiguous_strides
 from webtorch.ops.blocks import (
@@ -37,8 +37,8 @@ from webtorch.tensors.modes import records_for_pages
 from webtorch.tensors.tensor import Tensor
 
 # Rows of input up to which every output is a sum of its own, and rows share what is unpacked (lower/coarsening): for
-# more, unpacking once and a matrix product is less work.
-_FEW_ROWS = 8
+# more, unpacking once and a matrix product is less work; where there are matrix units it is from the second number on.
+_FEW_ROWS, _FEW_HALVES = 8, 4
 # Elements of weights, for each row, from which on sums of bytes save more than a dispatch costs that rounds the rows.
 _LARGE = 1 << 22
 # Elements of a row that lie together in every order: words hold parts of four neighbours, or of four at a time.
@@ -52,6 +52,13 @@ def _in_words(data: Tensor) -> bool:
 def has_dots(x: Tensor) -> bool:
     """Whether sums of products of bytes are quick where a tensor is. Pages do not know where they will be."""
     return x._storage.runtime.backend.limits.has_dots and not records_for_pages()
+
+
+def _few_rows(x: Tensor) -> int:
+    """Return up to how many rows every output is a sum of its own."""
+    limits = x._storage.runtime.backend.limits
+    units = limits.has_matrix_units and x.dtype is float16 and not records_for_pages()
+    return _FEW_HALVES if units else _FEW_ROWS
 
 
 def _window(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Tensor:
@@ -217,7 +224,7 @@ def _packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor
     lead = input._shape[:-1]
     count = math.prod(lead)
     # What vmap maps over are more rows.
-    summed = 0 < count <= _FEW_ROWS and not input._levels
+    summed = 0 < count <= _few_rows(input) and not input._levels
     reading, product = None, _summed
     if summed and columns and rows:
         if _in_words(data) and count * rows * columns >= _LARGE and has_dots(input):

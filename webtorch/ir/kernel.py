@@ -172,6 +172,10 @@ class Several:
         return "\n".join([f"several {self.name}", *(str(p) for p in self.parts)])
 
 
+# Neighbouring k that are unpacked together.
+RUN = 32
+
+
 @dataclass(frozen=True, slots=True)
 class Matmul:
     """Template: out[b, m, n] = sum over k of left[b, m, k] * right[b, k, n] (buffers 0 and 1; out
@@ -186,6 +190,9 @@ class Matmul:
     Where there is an `epilogue`, its stores are made instead of that of the sum, which they read as
     `ex.reduced(0)`: bias, activation, residual. They are those of a kernel whose outer points are
     `points`, use the buffers from 2 on, and read what they overwrite only where they write it.
+
+    Where the right operand is `unpacked`, that is its element, made of what is read of buffer 1: at k = index(0, k //
+    RUN) * RUN + index(1, RUN) of column index(2, n). Its strides say nothing then.
     """
 
     name: str
@@ -200,11 +207,27 @@ class Matmul:
     buffers: tuple[BufferSlot, ...]
     args: tuple[DType, ...] = ()
     epilogue: tuple[Store, ...] = ()
+    unpacked: Expr | None = None
 
     @property
     def points(self) -> tuple[int, ...]:
         """Sizes of the loops over the output."""
         return (*self.batch, self.m, self.n)
+
+    def right(self, run: Expr, place: Expr, column: Expr, slot: int = 1) -> Expr:
+        """Return the element of an unpacked right operand in a run of k, at a place in it; `slot` is the number of its
+        buffer.
+        """
+        assert self.unpacked is not None
+        places = (run, place, column)
+
+        def other(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+            """Return a loop variable's place, and what is read of the buffer."""
+            if node.op == "load":
+                return ex.make("load", node.dtype, args, slot)
+            return places[node.value[0]] if node.op == "index" else None
+
+        return ex.rewrite(self.unpacked, other)
 
     @property
     def accumulates(self) -> DType:
@@ -215,7 +238,7 @@ class Matmul:
         head = (
             f"matmul {self.name}  batch={list(self.batch)} m={self.m} n={self.n} k={self.k} "
             f"left={list(self.left_strides)}+{self.left_offset} "
-            f"right={list(self.right_strides)}+{self.right_offset} "
+            f"right={'unpacked ' * (self.unpacked is not None)}{list(self.right_strides)}+{self.right_offset} "
             f"{self.accumulates.name if self.epilogue else self.buffers[2].dtype.name}"
         )
         return "\n".join([head, *_epilogue_lines(self)])

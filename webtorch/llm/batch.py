@@ -28,6 +28,8 @@ __all__ = ["Batch", "Constraint", "ContextFullError", "Likely", "Run", "check"]
 LEAST = 256
 # What two texts begin with alike is copied if it is as long as this.
 _WORTH = 16
+# A piece of so many tokens takes a graphics card about as long as one of 16.
+_AS_SHORT = 64
 # How many tokens are drafted at once.
 DRAFTS = 4
 _READ = -(1 << 20)
@@ -266,16 +268,32 @@ class Batch:
         ended = [t for t in self.texts if t.run is not None and t.run.ended]
         for text in ended:
             text.run = None
-        reading = next((t for t in self.texts if t.run is not None and t.run.last is None), None)
-        reading = reading or self._admitted()
-        if reading is not None:
-            self._piece(reading)
+        self._read_prompts()
         live = [t for t in self.texts if t.run is not None and t.run.last is not None]
         live = [t for t in live if t.run is not None and not t.run.ended]
         if not live:
             self._ahead = None
         else:
             self._step(live)
+
+    def _read_prompts(self) -> None:
+        """Read a piece of a prompt, or several short ones, before what was chosen is looked at."""
+        read, chosen = 0, list[tuple[_Text, list[Callable[[], Any]]]]()
+        done = set[_Text]()
+        while read < PIECES[0]:
+            waiting = (t for t in self.texts if t.run is not None and t.run.last is None)
+            reading = next((t for t in waiting if t not in done), None) or self._admitted()
+            if reading is None:
+                break
+            width, result = self._piece(reading)
+            read += width
+            if result is not None:
+                done.add(reading)
+                coming = self.device.type != "cpu"
+                chosen.append((reading, [t._coming() if coming else t.tolist for t in result]))
+        for text, values in chosen:
+            assert text.run is not None
+            self._take(text, text.run, [value() for value in values], 0)
 
     def _admitted(self) -> _Text | None:
         """Give a place that is free to the one that has waited longest."""
@@ -320,13 +338,18 @@ class Batch:
             length *= 4
         return min(length, self.context + PIECES[-1])
 
-    def _piece(self, text: _Text) -> None:
-        """Read a piece of a prompt; after the last one there is a token."""
+    def _piece(self, text: _Text) -> tuple[int, Result | None]:
+        """Read a piece of a prompt, and return its length; after the last one also what was chosen."""
         run, at = text.run, len(text.tokens)
         assert run is not None
         self._fresh = False
         left = len(run.prompt) - at
         width = next((p for p in PIECES if p <= left), PIECES[-1]) if left > 1 else 1
+        wider = next((p for p in reversed(PIECES) if p >= left), width)
+        fits = at + wider <= self.context + PIECES[-1] and self._rewinds is None
+        if self.device.type != "cpu" and 1 < width < wider <= _AS_SHORT and fits:
+            # One piece that is not full rather than two, where there is room for what is too much.
+            width = wider
         piece = run.prompt[at : at + width]
         given = (
             webtorch.tensor([piece + [0] * (width - len(piece))]),
@@ -338,8 +361,7 @@ class Batch:
         moved = (*(g.to(self.device) for g in given), self._allowed([run], kind))
         result = self._read(moved, width, self._length(at + width), kind)
         text.tokens += piece
-        if len(text.tokens) == len(run.prompt):
-            self._take(text, run, [t.tolist() for t in result], 0)
+        return width, result if len(text.tokens) == len(run.prompt) else None
 
     def _read(self, given: tuple[Tensor, ...], width: int, length: int, kind: Kind) -> Result:
         """Read a piece. Each expert computes about as many of its tokens as chose the busiest one of the last piece;

@@ -21,9 +21,7 @@ from webtorch.ir import index as ix
 from webtorch.ir.dtype import DType, int32, uint32
 from webtorch.ir.expr import Expr
 from webtorch.ir.graph import Graph, GraphNode
-from webtorch.ir.kernel import (
-    image_points,
-)
+from webtorch.ir.kernel import RUN, image_points
 from webtorch.ir.limits import Limits
 from webtorch.ir.view import contiguous_strides
 from webtorch.lower.body import (
@@ -59,6 +57,8 @@ _MAX_SIZE = 160
 # A sum over this many large operands that several nodes read is stored: a stream of residuals would
 # otherwise be added up anew, from its beginning, in each layer.
 _MAX_SHARED_LEAVES = 4
+# Rows of a product up to which its right operand may be computed as it is read.
+_FEW_ROWS = 64
 # What costs more than this is stored where it is read at two places, as it is and moved: each would
 # compute it, and a chain of such steps (a running sum by doubling) twice as often with every one.
 _MAX_MOVED_COST = 12
@@ -146,7 +146,8 @@ class Fuser(Facts):
         match node.kind:
             case "matmul":
                 for s in node.srcs:
-                    self._store_operand(s, matrix_operand)
+                    if s != node.srcs[1] or not self._unpacks(node):
+                        self._store_operand(s, matrix_operand)
             case "conv" | "scan" | "sort" | "host":
                 for s in node.srcs:
                     self._store_operand(s, plain_operand)
@@ -208,6 +209,30 @@ class Fuser(Facts):
             self._store(base)
         else:
             self._store(number)
+
+    def _unpacks(self, node: GraphNode) -> bool:
+        """Whether a product of few rows computes its right operand as it reads it: packed weights, fewer bytes
+        in memory, which nothing else has there unpacked. Each tile of rows computes it anew.
+        """
+        (batch, rows, _), right = node.shape, self.nodes[node.srcs[1]]
+        few = batch == 1 and 1 < rows <= _FEW_ROWS and right.shape[1] % RUN == 0
+        # Neighbours along k share what they are computed of.
+        if not (self.limits.is_gpu and few and right.kind == "view" and right.attrs[0][1] == 1):
+            return False
+        leaves = [self.nodes[leaf] for leaf in self.leaves[node.srcs[1]]]
+        waiting, seen = [node.srcs[1]], set[int]()
+        while waiting:
+            number = waiting.pop()
+            if number in seen or (number in self.stored and number != node.srcs[1]):
+                continue
+            seen.add(number)
+            one = self.nodes[number]
+            if number in self.stored or one.kind not in ("map", "view") or one.args:
+                return False
+            waiting += one.srcs
+        nbytes = [one.elements * one.dtype.itemsize for one in (*leaves, right)]
+        # Tiles read packed data by words.
+        return len(leaves) == 1 and leaves[0].dtype is int32 and nbytes[0] < nbytes[1]
 
     def _measure(self, number: int, node: GraphNode) -> None:
         size, cost = 1, 0
@@ -716,6 +741,17 @@ def matrix_operand(
     by_dim = {a.value[0]: f for a, f in flat.terms}
     strides = tuple(by_dim.get(d, 0) for d in range(len(shape)))
     return (number, strides, flat.constant) if all(s >= 0 for s in strides) else None
+
+
+def unpacked_operand(graph: Graph, number: int, stored: set[int]) -> tuple[int, Expr]:
+    """Return the stored node that a right operand is computed of, and its element, as of `Matmul.unpacked`."""
+    node = graph.nodes[number]
+    _, k, n = node.shape
+    run, place, column = (ix.loop(d, s) for d, s in enumerate((k // RUN, RUN, n)))
+    body = Body(graph, point_loops((k // RUN, RUN, n)), stored, first_slot=1)
+    value = body.value(number, (run * RUN + place) * n + column)
+    (source,) = body.slots
+    return source, ex.cast(value, node.dtype)
 
 
 def is_other_result(node: GraphNode) -> bool:

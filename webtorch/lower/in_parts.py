@@ -88,7 +88,8 @@ class _InParts(Windows):
                     args = tuple([step.args[n] for n in numbers])
                     self._step(replace(step, buffers=buffers, args=args), part)
             case Matmul():
-                self.kernel(generic.matmul_kernel(routine), step, product=routine)
+                whole = routine if routine.unpacked is None else None
+                self.kernel(generic.matmul_kernel(routine), step, product=whole)
             case Convolution():
                 self._convolution(step, routine)
             case Scan():

@@ -36,7 +36,14 @@ from webtorch.ir.lines import line_text
 from webtorch.ir.program import BufferDecl, Copy, Dispatch, Program, Role, Separation, Site, Step
 from webtorch.ir.view import numel
 from webtorch.lower.build import BuiltKernel, build_kernel
-from webtorch.lower.fuse import Fuser, formula_cost, is_other_result, matrix_operand, plain_operand
+from webtorch.lower.fuse import (
+    Fuser,
+    formula_cost,
+    is_other_result,
+    matrix_operand,
+    plain_operand,
+    unpacked_operand,
+)
 from webtorch.lower.fusion_rules import Group, operation
 from webtorch.lower.joining_rules import Remark
 from webtorch.lower.joint import join_products
@@ -221,12 +228,17 @@ def template_task(graph: Graph, number: int, stored: set[int]) -> Task:
 
     if node.kind == "matmul":
         left, right = (matrix_operand(graph, s, stored) for s in node.srcs)
-        assert left is not None and right is not None
+        unpacked: Expr | None = None
+        if right is None:
+            source, unpacked = unpacked_operand(graph, node.srcs[1], stored)
+            right = source, (0, 0, 0), 0
+        assert left is not None
         batch, m, n = node.shape
         k = graph.nodes[node.srcs[0]].shape[2]
         three = (slot(left[0]), slot(right[0]), slot(number, "write"))
         routine: Routine = Matmul(
-            f"matmul_{batch}x{m}x{n}x{k}", (batch,), m, n, k, left[1], right[1], left[2], right[2], three
+            f"matmul_{batch}x{m}x{n}x{k}", (batch,), m, n, k, left[1], right[1], left[2], right[2], three,
+            unpacked=unpacked,
         )  # fmt: skip
         return Task(routine, (left[0], right[0], number), (), (number,), line)
     sources = tuple(plain_operand(graph, s, stored) for s in node.srcs)

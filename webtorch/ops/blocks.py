@@ -109,7 +109,7 @@ class Block:
     def signed(self, at: int, *strides: int) -> Expr:
         """Return a byte, -128 to 127."""
         byte = self.data(at, strides, 1)
-        found = _byte_of(byte)
+        found = _byte_of(byte, known=False)
         if found is None:
             return ex.shr(ex.shl(byte, 24), 24)
         word, place = found
@@ -133,12 +133,23 @@ class Block:
         return self.data(at, (), 2)
 
 
-def _byte_of(x: Expr) -> tuple[Expr, Expr] | None:
-    """Return the word and the place in it, if `x` is a byte of a word, at a place that is known."""
+def _byte_of(x: Expr, known: bool = True) -> tuple[Expr, Expr] | None:
+    """Return the word and the place in it, if `x` is a byte of a word; with `known`, at a place that is a number."""
     if x.op != "and" or x.args[1].value != 255 or x.args[0].op != "shr":
         return None
     word, place = x.args[0].args
-    return (word, place) if place.op == "const" and place.value % 8 == 0 else None
+    if known and place.op != "const":
+        return None
+    return (word, place) if _is_of_bytes(place) else None
+
+
+def _is_of_bytes(place: Expr) -> bool:
+    """Whether a count of bits is one of whole bytes."""
+    if place.op == "const":
+        return bool(place.value % 8 == 0)
+    if place.op == "mul":
+        return any(map(_is_of_bytes, place.args))
+    return place.op == "add" and all(map(_is_of_bytes, place.args))
 
 
 def _known(word: Expr) -> int:
@@ -210,7 +221,7 @@ def _placed(x: Expr, less: int = 0) -> _Placed:
 def _cut(x: Expr, place: Expr, bits: int) -> Expr:
     """Return `bits` bits of a byte from a place on, among its eight. All bytes of a word are cut at once."""
     mask = (1 << bits) - 1
-    found = _byte_of(x)
+    found = _byte_of(x, known=False)
     if found is None:
         return ex.shr(x, place) & mask
     word, at = found
@@ -219,7 +230,7 @@ def _cut(x: Expr, place: Expr, bits: int) -> Expr:
 
 def _joined(low: Expr, high: Expr, place: int) -> Expr:
     """Return a number of the bits that two cuts gave, of which those of `high` begin at a place."""
-    one, two = _byte_of(low), _byte_of(high)
+    one, two = _byte_of(low, known=False), _byte_of(high, known=False)
     if one is None or two is None or one[1] is not two[1]:
         return low | ex.shl(high, place)
     return ex.shr(one[0] | ex.shl(two[0], place), one[1]) & 255
@@ -499,6 +510,10 @@ class _Windows:
         """Return what makes some bytes, at a place that depends on the axes, of the operands."""
         axes = self.axes
         each = axes.strides_of(strides)
+        apart = 1 if 0 in fixed else axes.blocks
+        # Words between blocks of a group that is not known, which begin so many bytes later in their words.
+        late = each[0] % WORD if apart > 1 else 0
+        each = (each[0] - late, *each[1:])
         at += sum(each[i] * place for i, place in fixed.items())
         moving = [0 if i in fixed else each[i] for i in self.loops]
         if not axes.words:
@@ -513,8 +528,19 @@ class _Windows:
         for i, m in zip(self.loops, moving, strict=True):
             if m % WORD:
                 rest, most = rest + places[i] * m, most + m * (axes.sizes[i] - 1)
-        begin, within = divmod(at, WORD)
         mask = (1 << 8 * count) - 1 if count < WORD else None
+        if late:
+            parts_of = [self._word(at + late * b, most, steps) for b in range(apart)]
+
+            def any_of(operands: Sequence[Expr]) -> Expr:
+                """Return bytes of the words that the block has."""
+                *others, word = (part(operands) for part in parts_of)
+                for b in reversed(range(apart - 1)):
+                    word = ex.where(ex.eq(places[0], b), others[b], word)
+                return word if mask is None else ex.shr(word, rest * 8) & mask
+
+            return any_of
+        begin, within = divmod(at, WORD)
         first = self.operand(begin, steps)
         if within + most < WORD:
             place = rest * 8 + 8 * within
@@ -526,17 +552,28 @@ class _Windows:
 
             return one
         assert most < WORD, (axes.form.name, at, strides)
-        second = self.operand(begin + 1, steps)
-        low = (1 << (32 - 8 * within)) - 1
+        whole = self._word(at, most, steps)
 
         def two(operands: Sequence[Expr]) -> Expr:
             """Return bytes of two neighbouring words."""
-            word = (ex.shr(first(operands), 8 * within) & low) | ex.shl(
-                second(operands), 32 - 8 * within
-            )
+            word = whole(operands)
             return word if mask is None else ex.shr(word, rest * 8) & mask
 
         return two
+
+    def _word(self, at: int, most: int, steps: tuple[int, ...]) -> Callable[[Sequence[Expr]], Expr]:
+        """Return what makes a word, of which the bytes up to `most` count, of the words of which its bytes are."""
+        begin, within = divmod(at, WORD)
+        first = self.operand(begin, steps)
+        if not within:
+            return first
+        if within + most < WORD:
+            return lambda operands: ex.shr(first(operands), 8 * within)
+        second = self.operand(begin + 1, steps)
+        low = (1 << (32 - 8 * within)) - 1
+        return lambda operands: (
+            (ex.shr(first(operands), 8 * within) & low) | ex.shl(second(operands), 32 - 8 * within)
+        )
 
 
 def _value(
@@ -546,16 +583,8 @@ def _value(
     operands: Sequence[Expr],
     fused: bool,
 ) -> Expr:
-    """Return an element's value. The blocks of a group lie differently in words: each has a formula of its own."""
+    """Return an element's value."""
     axes = windows.axes
-    if 0 not in fixed and axes.blocks > 1:
-        found = [
-            _value(windows, {**fixed, 0: i}, places, operands, fused) for i in range(axes.blocks)
-        ]
-        out = found[-1]
-        for i in reversed(range(axes.blocks - 1)):
-            out = ex.where(ex.eq(places[0], i), found[i], out)
-        return out
     given = [ex.const(fixed[i], int32) if i in fixed else p for i, p in enumerate(places)]
 
     def data(at: int, strides: tuple[int, ...], count: int) -> Expr:
@@ -775,7 +804,7 @@ def _reading(
         fused = bool(shared) and not words
         values = [_value(windows, fixed, places, operands, fused) for fixed in turns]
         if not shared:
-            return values[0]
+            return _without_casts(values[0]) if words else values[0]
         if dots:
             found = _dotted(values, rest[len(loops) :])
             return None if found is None else _without_casts(found)

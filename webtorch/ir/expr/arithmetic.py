@@ -158,6 +158,14 @@ def _rest(x: Range, y: Range) -> Range:
     return (0, min(x[1], most)) if x[0] >= 0 else (0, most)
 
 
+def _positive_quotient(x: Range, y: Range) -> Range:
+    return _quotient(x, y) if x[0] >= 0 else _UNKNOWN
+
+
+def _positive_rest(x: Range, y: Range) -> Range:
+    return _rest(x, y) if x[0] >= 0 else _UNKNOWN
+
+
 Integers = tuple[int, int]
 
 
@@ -314,7 +322,9 @@ floordiv = binary_function(
     onnx=lambda x, y: floor(x / y) if x.dtype.kind == "float" else (x - mod(x, y)) / y,
 )  # fmt: skip
 truncdiv = binary_function(
-    "truncdiv", wraps=True, bounds_integers=_quotients, cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS,
+    "truncdiv", wraps=True, bounds=_positive_quotient, bounds_integers=_quotients,
+    cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS,
+    fold=lambda x, y: x // y if isinstance(x, int) and x >= 0 < y else None,
     wgsl={
         "f32": "wt_truncdiv({0}, {1})",
         "i32": "wt_i32_div({0}, {1})",
@@ -323,8 +333,9 @@ truncdiv = binary_function(
     onnx=lambda x, y: trunc(x / y),
 )  # fmt: skip
 truncmod = binary_function(
-    "truncmod", slopes=(_one, lambda x, y, out: -trunc(x / y)), exact=True, bounds_integers=_truncated_rests,
-    cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS, numpy="fmod",
+    "truncmod", slopes=(_one, lambda x, y, out: -trunc(x / y)), exact=True, bounds=_positive_rest,
+    bounds_integers=_truncated_rests, cost=2, cost_cpu=5, cost_cpu_integers=_INTEGERS, numpy="fmod",
+    fold=lambda x, y: x % y if isinstance(x, int) and x >= 0 < y else None,
     wgsl={"f32": "wt_fmod({0}, {1})", "i32": "wt_i32_rem({0}, {1})", "u32": "wt_u32_rem({0}, {1})"},
 )  # fmt: skip
 

@@ -29,9 +29,11 @@ from webtorch.lower.templates.product import (
     Places,
     Product,
     ProductWriter,
+    along,
     batch_place,
     lane_scopes,
     operands_of,
+    place_k,
     row_scopes,
     vector,
 )
@@ -166,7 +168,7 @@ def product_drafts(
     writer = ProductWriter(p, limits)
     writer.image_columns = image_columns or 1
     left, right = operands_of(writer)
-    writer.declare({o.slot: o.wide or o.deep for o in (left, right)})
+    writer.declare({o.slot: (o.wide or o.deep) and not o.runs for o in (left, right)})
     chunk = -(-p.k // split)
     depth = tile.depth if tile else 4
     chunk = -(-chunk // depth) * depth
@@ -374,9 +376,9 @@ def _turned(
 ) -> list[str]:
     """Load four k of four rows of an operand that lies along k; return the vectors at each k."""
     k = Places(lines, (), 1 << K)
-    k.env[w.p.variable(K)] = "k"
+    place_k(w, k, "k")
     lanes = lane_scopes(scopes, k, operand.variable, lines)
-    loaded = [w.bind(w.wide_load(operand.load, s), lines) for s in lanes]
+    loaded = [w.bind(along(w, operand, s), lines) for s in lanes]
     return [
         w.bind(f"vec4<{w.kind}>({', '.join(f'{x}.{c}' for x in loaded)})", lines) for c in "xyzw"
     ]
@@ -408,12 +410,12 @@ class _Unit:
         guarded = size % depth != 0
         k = Places(block, (), 1 << K)
         last = size - 4 if operand.deep else size - 1
-        k.env[w.p.variable(K)] = w.bind(f"min({k_name}, {last})", block) if guarded else k_name
+        place_k(w, k, w.bind(f"min({k_name}, {last})", block) if guarded else k_name)
         lanes = lane_scopes(self.rows, k, operand.variable, block)
         for name, part in zip(
             self.registers, [[s] for s in lanes] if operand.deep else [lanes], strict=True
         ):
-            text = w.wide_load(operand.load, part[0]) if operand.deep else vector(w, operand, part)
+            text = along(w, operand, part[0]) if operand.deep else vector(w, operand, part)
             if guarded:
                 text = f"select(vec4<{w.kind}>(), {text}, {k_name} < {size})"
             block.append(f"{name} = {text};")

@@ -12,6 +12,7 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, int32
 from webtorch.ir.expr import Expr
 from webtorch.ir.kernel import (
+    RUN,
     BufferSlot,
     Convolution,
     Kernel,
@@ -133,9 +134,11 @@ def matmul_kernel(routine: Matmul) -> Kernel:
     batch, row, column = index[:-2], index[-2], index[-1]
     k = ex.index(rank, r.k)
     left = ex.load(0, r.buffers[0].dtype, _linear([*batch, row, k], r.left_strides, r.left_offset))
-    right = ex.load(
-        1, r.buffers[1].dtype, _linear([*batch, k, column], r.right_strides, r.right_offset)
-    )
+    if r.unpacked is not None:
+        right = r.right(ex.floordiv(k, RUN), ex.mod(k, RUN), column)
+    else:
+        place = _linear([*batch, k, column], r.right_strides, r.right_offset)
+        right = ex.load(1, r.buffers[1].dtype, place)
     out = r.buffers[2].dtype
     reduce = _sum_of_products(left, right, r.accumulates)
     strides = [1]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import int32
 from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import Kernel, Matmul, Products
+from webtorch.ir.kernel import RUN, Kernel, Matmul, Products
 from webtorch.ir.limits import Limits
 from webtorch.ir.view import contiguous_strides, numel
 from webtorch.lower.templates import matrix_units
@@ -66,12 +66,26 @@ def product(r: Matmul, places: Mapping[int, int] = _ALONE) -> Product:
         return ex.load(places[slot], r.buffers[slot].dtype, position)
 
     left = operand(0, r.left_strides, r.left_offset, index[ROW], index[K])
-    right = operand(1, r.right_strides, r.right_offset, index[K], index[COLUMN])
+    runs: tuple[Expr, ...] = ()
+    fours: tuple[Expr, ...] = ()
+    if r.unpacked is not None:
+
+        def unpacked(run: Expr, within: Expr) -> Expr:
+            """Return the right operand's element at a place in a run."""
+            return r.right(run, within, index[COLUMN], places[1])
+
+        run, four = ex.index(K, r.k // RUN), ex.index(K, r.k // 4)
+        half = ex.mod(four, RUN // 4) * 4
+        runs = tuple([unpacked(run, ex.const(i, int32)) for i in range(RUN)])
+        fours = tuple([unpacked(ex.floordiv(four, RUN // 4), half + i) for i in range(4)])
+        right = unpacked(ex.floordiv(index[K], RUN), ex.mod(index[K], RUN))
+    else:
+        right = operand(1, r.right_strides, r.right_offset, index[K], index[COLUMN])
     place = (index[BATCH] * r.m + index[ROW]) * r.n + index[COLUMN]
     points = (*split(index[BATCH], *r.batch)[1:], index[ROW], index[COLUMN])
     return Product(
         r.name, count, r.m, r.n, r.k, left, right, place, r.buffers, r.args, parts=parts,
-        out=places[2], **finishes(r, points),
+        out=places[2], runs=runs, fours=fours, **finishes(r, points),
     )  # fmt: skip
 
 

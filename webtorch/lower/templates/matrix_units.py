@@ -12,10 +12,16 @@ workgroup of 128 that is alone reaches 175 rather than 295 TFLOP/s).
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from webtorch.ir.dtype import float16, float32
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import float16, float32, int32
+from webtorch.ir.expr import Expr
+from webtorch.ir.kernel import RUN
 from webtorch.ir.limits import Limits
 from webtorch.lower.templates.gemm import add_parts, finish_block, k_range, tile_numbers
 from webtorch.lower.templates.product import (
@@ -29,12 +35,16 @@ from webtorch.lower.templates.product import (
     Product,
     ProductWriter,
     batch_place,
+    place_k,
 )
-from webtorch.lower.templates.tuning import FAMILIES, MatrixTile
+from webtorch.lower.templates.tuning import FAMILIES, Family, MatrixTile
 from webtorch.lower.wgsl_shader import Draft, Engine, WgslPass, fold_grid
 
 # A fragment has this many rows, columns and k; memory is read and copied in vectors of eight.
 _SIDE, _VECTOR = 16, 8
+# Where an operand is computed: the fewest rows and the shortest part of k, the workgroups of a multiprocessor, and
+# what a turn of theirs takes, in seconds, and starting and writing, in turns (an H200, 2026-11-28).
+_FEW, _LEAST_CHUNK, _BESIDE, _TURN, _START = 2, 256, 3, 0.6e-6, 3
 # Parts of k that are tried: the last ones for gradients of weights, sums over all places of a batch.
 _SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 14, 16, 22, 29, 44, 58, 88, 132)
 ENABLES = (
@@ -60,6 +70,16 @@ class _Side:
     start: int
 
     @property
+    def unit(self) -> int:
+        """Vectors that an invocation copies together: those of a run that is computed."""
+        return RUN // _VECTOR if self.operand.runs else 1
+
+    @property
+    def units(self) -> int:
+        """How many of these a row has."""
+        return self.vectors // self.unit
+
+    @property
     def stride(self) -> int:
         """Vectors from one row of the tile to the next."""
         return self.vectors + 1
@@ -71,6 +91,9 @@ def operands(w: ProductWriter) -> tuple[tuple[Operand, bool], tuple[Operand, boo
     p = w.p
     found = []
     for load, variable in ((p.left, ROW), (p.right, COLUMN)):
+        if variable == COLUMN and p.runs and load.dtype is float16:
+            found.append((Operand(load, variable, False, True, runs=p.runs), True))
+            continue
         if load.op != "load" or load.dtype is not float16:
             return None
         if w.is_wide(load, K, _VECTOR):
@@ -99,13 +122,16 @@ def fastest(p: Product, limits: Limits, engine: Engine) -> tuple[float, MatrixTi
     if not usable(limits, engine):
         return None
     terms = p.k * p.taps
-    if p.accumulates is not float32 or min(p.m, p.n, terms) < _SIDE:
+    least = _FEW if p.runs else _SIDE
+    if p.accumulates is not float32 or p.m < least or min(p.n, terms) < _SIDE:
         return None
     both = operands(ProductWriter(p, limits))
     if both is None:
         return None
     along_k = sum(along for _, along in both)
     family = FAMILIES[limits.family]
+    if p.runs:
+        return _unpacking(p, family, limits)
     best: tuple[float, MatrixTile, int] | None = None
     for known in family.matrix_tiles:
         tile = known.tile
@@ -124,10 +150,34 @@ def fastest(p: Product, limits: Limits, engine: Engine) -> tuple[float, MatrixTi
             rate = known.rates[along_k] * 1e12 / family.multiprocessors
             seconds = known.turns(busiest) * work / rate
             if split > 1:
-                seconds += 3e-6 + 8 * p.batch * p.m * (p.n + sum(p.others)) * split / 3e12
+                seconds += _second_pass(p, split)
             if best is None or seconds < best[0]:
                 best = seconds, tile, split
     return best
+
+
+def _unpacking(p: Product, family: Family, limits: Limits) -> tuple[float, MatrixTile, int] | None:
+    """Return what `fastest` does for an operand that is computed: tiles that hold all rows, as each computes it. A
+    multiprocessor works on some workgroups side by side, each of which takes as long as one, turn by turn.
+    """
+    fitting = [t for t in family.unpacking if t.shared_bytes <= limits.workgroup_memory_bytes]
+    if not fitting:
+        return None
+    tile = next((t for t in fitting if t.rows >= p.m), fitting[-1])
+    groups, beside = p.groups(tile.rows, tile.columns), _BESIDE * family.multiprocessors
+
+    def seconds(split: int) -> float:
+        """Return what so many parts of k take by the model."""
+        turns = -(-groups * split // beside) * (p.k / split / tile.depth + _START)
+        return turns * _TURN + (_second_pass(p, split) if split > 1 else 0)
+
+    split = min(range(1, max(1, p.k // _LEAST_CHUNK) + 1), key=seconds)
+    return seconds(split), tile, split
+
+
+def _second_pass(p: Product, split: int) -> float:
+    """Return what adding parts of k takes, in seconds."""
+    return 3e-6 + 8 * p.batch * p.m * (p.n + sum(p.others)) * split / 3e12
 
 
 def render(
@@ -154,7 +204,7 @@ def matrix_drafts(
     w.image_columns = image_columns or 1
     both = operands(w)
     assert both is not None, p.name
-    w.declare({}, {operand.slot: _VECTOR for operand, _ in both})
+    w.declare({}, {o.slot: _width(p, o) if o.runs else _VECTOR for o, _ in both})
     terms = p.k * p.taps
     chunk = -(-terms // split)
     chunk = -(-chunk // tile.depth) * tile.depth
@@ -223,7 +273,7 @@ def _multiply(
     body += [f"var m{i}_{j}: {kind};" for i in range(rows) for j in range(columns)]
     fetch("k_first", "")
     body.append(f"for (var k0: i32 = k_begin; k0 < k_end; k0 = k0 + {tile.depth}) {{")
-    body += ["  " + copy.share() for copy in copies]
+    body += ["  " + line for copy in copies for line in copy.share(w, batch, tile)]
     body.append("  workgroupBarrier();")
     # With the branch: 282 TFLOP/s, without 134.
     body.append(f"  if (k0 + {tile.depth} < k_end) {{")
@@ -255,36 +305,136 @@ class _Copy:
     @property
     def inside(self) -> str:
         """The test whether an invocation has something to copy."""
-        return f"n{self.tag} < {self.side.rows * self.side.vectors}"
+        return f"n{self.tag} < {self.side.rows * self.side.units}"
+
+    def at(
+        self,
+        w: ProductWriter,
+        places: tuple[Places, ...],
+        base: str,
+        tile: MatrixTile,
+        lines: list[str],
+    ) -> tuple[Places, str]:
+        """Return the place of the vector in the tile that begins at k = `base`, and the test whether it is one beyond
+        the end, where that may be; `places` hold all variables but k.
+        """
+        p, side, tag = w.p, self.side, self.tag
+        step = f"vector{tag} * {_VECTOR}" if side.along_k else f"row{tag}"
+        k_name = w.bind(f"{base} + {step}", lines)
+        over = p.taps == 1 and p.k % tile.depth != 0
+        k = Places(lines, (), 1 << K)
+        last = p.k - (side.unit * _VECTOR if side.along_k else 1)
+        place_k(w, k, w.bind(f"min({k_name}, {last})", lines) if over else k_name)
+        mask = BATCHES | (1 << side.operand.variable) | (1 << K) | (1 << TAP)
+        return Places(lines, (*places, k), mask), f"{k_name} < {p.k}" if over else ""
 
     def fetch(
         self, w: ProductWriter, places: tuple[Places, ...], base: str, tile: MatrixTile
     ) -> list[str]:
-        """Return the load of the tile that begins at k = `base`; `places` hold all variables but k."""
-        p, side, tag = w.p, self.side, self.tag
+        """Return the loads of the tile that begins at k = `base`."""
+        side, tag = self.side, self.tag
         block: list[str] = []
-        step = f"vector{tag} * {_VECTOR}" if side.along_k else f"row{tag}"
-        k_name = w.bind(f"{base} + {step}", block)
-        over = p.taps == 1 and p.k % tile.depth != 0
-        k = Places(block, (), 1 << K)
-        last = p.k - (_VECTOR if side.along_k else 1)
-        k.env[p.variable(K)] = w.bind(f"min({k_name}, {last})", block) if over else k_name
-        mask = BATCHES | (1 << side.operand.variable) | (1 << K) | (1 << TAP)
-        at = w.vector_index(side.operand.load.args[0], Places(block, (*places, k), mask), _VECTOR)
-        text = f"b{side.operand.slot}[{at}]"
-        if over:
-            text = f"select(vec4<u32>(), {text}, {k_name} < {p.k})"
-        block.append(f"f{tag} = {text};")
+        place, inside = self.at(w, places, base, tile, block)
+        if side.operand.runs:
+            for name, text in _reads(w, side.operand, place, f"f{tag}_").items():
+                block.append(f"{name} = {text};")
+        else:
+            at = w.vector_index(side.operand.load.args[0], place, _VECTOR)
+            text = f"b{side.operand.slot}[{at}]"
+            if inside:
+                text = f"select(vec4<u32>(), {text}, {inside})"
+            block.append(f"f{tag} = {text};")
         return (
             [f"if ({self.inside}) {{", *("  " + x for x in block), "}"] if self.guarded else block
         )
 
-    def share(self) -> str:
-        """Return the store to workgroup memory."""
+    def share(self, w: ProductWriter, batch: Places, tile: MatrixTile) -> list[str]:
+        """Return the store to workgroup memory of what was fetched for the tile at k0."""
         side, tag = self.side, self.tag
+        block: list[str] = []
         first = f"{side.start} + " if side.start else ""
-        store = f"tiles[{first}row{tag} * {side.stride} + vector{tag}] = f{tag};"
-        return f"if ({self.inside}) {{ {store} }}" if self.guarded else store
+        if side.operand.runs:
+            # What was read waits in registers: multiplying the tile before does not wait for it.
+            place, inside = self.at(w, (batch, self.place), "k0", tile, block)
+            for load, (name, lane) in _registers(w, side.operand, f"f{tag}_").items():
+                place.env[load] = (
+                    f"{name}.{'xyzw'[lane]}" if w.slots[side.operand.slot].width > 1 else name
+                )
+            values = [w.value(x.args[0] if x.op == "cast" else x, place) for x in side.operand.runs]
+            words = [
+                f"pack2x16float(vec2<f32>({a}, {b}))"
+                for a, b in zip(values[::2], values[1::2], strict=True)
+            ]
+            for u in range(side.unit):
+                text = f"vec4<u32>({', '.join(words[u * 4 : u * 4 + 4])})"
+                text = f"select(vec4<u32>(), {text}, {inside})" if inside else text
+                block.append(
+                    f"tiles[{first}row{tag} * {side.stride} + vector{tag} + {u}] = {text};"
+                )
+        else:
+            block.append(f"tiles[{first}row{tag} * {side.stride} + vector{tag}] = f{tag};")
+        if self.guarded:
+            return [f"if ({self.inside}) {{", *("  " + x for x in block), "}"]
+        # Names are those of a turn.
+        return ["{", *("  " + x for x in block), "}"] if side.operand.runs else block
+
+
+def _first(load: Expr, width: int) -> tuple[Expr, int]:
+    """Return where a vector of `width` begins that has an element, and which of it that is."""
+    terms, waiting, number = list[Expr](), [load.args[0]], 0
+    while waiting:
+        x = waiting.pop()
+        if x.op == "add":
+            waiting += reversed(x.args)
+        elif x.op == "const":
+            number += int(x.value)
+        else:
+            terms.append(x)
+    lane = number % width
+    return functools.reduce(operator.add, terms, ex.const(number - lane, int32)), lane
+
+
+def _registers(w: ProductWriter, operand: Operand, prefix: str) -> dict[Expr, tuple[str, int]]:
+    """Return where what is read for a run waits: a register for each element, or vector of them, and which it is."""
+    width = w.slots[operand.slot].width
+    names: dict[Expr, str] = {}
+    found = {}
+    for load in ex.walk(*operand.runs):
+        if load.op == "load":
+            first, lane = _first(load, width)
+            found[load] = names.setdefault(first, f"{prefix}{len(names)}"), lane
+    return found
+
+
+def _reads(w: ProductWriter, operand: Operand, place: Places, prefix: str) -> dict[str, str]:
+    """Return the texts of what the registers hold."""
+    width = w.slots[operand.slot].width
+    found: dict[str, str] = {}
+    for load, (name, _) in _registers(w, operand, prefix).items():
+        if name not in found and width == 1:
+            found[name] = w.value(load, place)
+        elif name not in found:
+            at = w.value(_first(load, width)[0], place)
+            found[name] = f"b{operand.slot}[({at}) >> 2u]"
+    return found
+
+
+def _width(p: Product, operand: Operand) -> int:
+    """Return how many elements of data one read of a computed operand can have: four where all lie so."""
+    loads = [load for load in ex.walk(*operand.runs) if load.op == "load"]
+    whole = p.buffers[operand.slot].elements % 4 == 0
+    return 4 if whole and all(_multiple(_first(load, 4)[0]) % 4 == 0 for load in loads) else 1
+
+
+def _multiple(x: Expr) -> int:
+    """Return a number that divides a position, wherever it is."""
+    if x.op == "const":
+        return int(x.value)
+    if x.op == "mul":
+        return _multiple(x.args[0]) * _multiple(x.args[1])
+    if x.op in ("add", "sub"):
+        return math.gcd(_multiple(x.args[0]), _multiple(x.args[1]))
+    return 1
 
 
 def _copies(
@@ -293,14 +443,13 @@ def _copies(
     """Yield what an invocation copies of an operand, after writing where it lies."""
     p, variable = w.p, side.operand.variable
     size, span = p.sizes[variable], tile.rows if variable == ROW else tile.columns
-    total = side.rows * side.vectors
+    total = side.rows * side.units
     for u in range(-(-total // tile.threads)):
         tag = f"{side.name[0]}{u}"
         body += [
             f"let n{tag} = i32(lid) + {u * tile.threads};",
-            f"let row{tag} = n{tag} / {side.vectors};",
-            f"let vector{tag} = n{tag} % {side.vectors};",
-            f"var f{tag}: vec4<u32>;",
+            f"let row{tag} = n{tag} / {side.units};",
+            f"let vector{tag} = n{tag} % {side.units}{f' * {side.unit}' if side.unit > 1 else ''};",
         ]
         place = Places(body, (batch,), BATCHES | (1 << variable))
         first = f"row{tag}" if side.along_k else f"vector{tag} * {_VECTOR}"
@@ -309,7 +458,14 @@ def _copies(
         place.env[p.variable(variable)] = w.bind(
             text if size % span == 0 else f"min({text}, {last})", body
         )
-        yield _Copy(side, tag, place, (u + 1) * tile.threads > total)
+        copy = _Copy(side, tag, place, (u + 1) * tile.threads > total)
+        if side.operand.runs:
+            registers = _registers(w, side.operand, f"f{tag}_").values()
+            kind = "vec4<i32>" if w.slots[side.operand.slot].width > 1 else "i32"
+            body += [f"var {name}: {kind};" for name in dict.fromkeys(n for n, _ in registers)]
+        else:
+            body.append(f"var f{tag}: vec4<u32>;")
+        yield copy
 
 
 def _fragments(

@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, int32
 from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Matmul, epilogue_of
+from webtorch.ir.kernel import RUN, BufferSlot, Convolution, Kernel, Matmul, epilogue_of
 from webtorch.ir.limits import Limits
 from webtorch.lower.affine import affine
 from webtorch.lower.wgsl_kernel import write_points
@@ -70,6 +70,10 @@ class Product:
     # vectors.
     part: int = 0
     scratch_first: int = 0
+    # The elements of a right operand that is computed (Matmul.unpacked) in a run of k, whose number is
+    # index(K, k // RUN), and in a four of k, whose number is index(K, k // 4).
+    runs: tuple[Expr, ...] = ()
+    fours: tuple[Expr, ...] = ()
     # The columns of the others, when a tile is chosen for all.
     others: tuple[int, ...] = ()
 
@@ -131,8 +135,8 @@ class ProductWriter(KernelWriter):
 
     def __init__(self, p: Product, limits: Limits) -> None:
         super().__init__(Kernel(p.name, p.sizes, (), p.buffers, p.args, (), ()), limits)
-        for root in (p.left, p.right, p.position):
-            for node in ex.walk(root):
+        for roots in ((p.left,), (p.right,), (p.position,), p.runs, p.fours):
+            for node in ex.walk(*roots):
                 for a in node.args:
                     self.uses[a] = self.uses.get(a, 0) + 1
         self.p = p
@@ -361,11 +365,13 @@ class Operand:
     # Whether four k are read as one vector, and four such vectors turned around.
     deep: bool = False
 
+    # Its elements in a run of k, where they are computed.
+    runs: tuple[Expr, ...] = ()
+
     @property
     def slot(self) -> int:
         """The buffer that the operand is read from."""
-        source = self.load.args[0] if self.load.op == "cast" else self.load
-        return cast(int, source.value)
+        return next(cast(int, e.value) for e in ex.walk(self.load) if e.op == "load")
 
 
 def operands_of(w: ProductWriter) -> tuple[Operand, Operand]:
@@ -379,9 +385,25 @@ def operands_of(w: ProductWriter) -> tuple[Operand, Operand]:
         form = affine(source.args[0], w.affine_memo) if source.op == "load" else None
         along_k = p.k_fastest if form is None else form.stride(K) == 1
         wide = w.is_wide(load, variable)
-        deep = not wide and w.is_wide(load, K)
-        out.append(Operand(load, variable, wide, along_k, deep))
+        runs = p.runs if variable == COLUMN else ()
+        deep = bool(runs) or (not wide and w.is_wide(load, K))
+        out.append(Operand(load, variable, wide, along_k, deep, runs))
     return out[0], out[1]
+
+
+def place_k(w: ProductWriter, scope: Places, name: str) -> None:
+    """Say what k is in a scope, and the numbers of the run and of the four that begin there."""
+    scope.env[w.p.variable(K)] = name
+    for size in (RUN, 4) if w.p.runs else ():
+        scope.env[ex.index(K, w.p.k // size)] = f"({name} >> {size.bit_length() - 1}u)"
+
+
+def along(w: ProductWriter, operand: Operand, scope: Places) -> str:
+    """Return the text of four values along k, from a multiple of four on, of a deep operand."""
+    if not operand.runs:
+        return w.wide_load(operand.load, scope)
+    values = ", ".join(w.value(ex.cast(x, w.p.accumulates), scope) for x in w.p.fours)
+    return f"vec4<{w.kind}>({values})"
 
 
 def vector(w: ProductWriter, operand: Operand, scope_of: list[Places]) -> str:

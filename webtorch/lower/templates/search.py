@@ -24,7 +24,7 @@ def product_of(routine: Routine, limits: Limits, engine: Engine) -> tuple[Produc
     """Return a routine as a product, with its columns in a row in memory, if a tile is chosen for
     it; None for everything else."""
     match routine:
-        case Matmul() if matmul.is_product(routine, limits):
+        case Matmul() if matmul.is_product(routine, limits) and routine.unpacked is None:
             p = matmul.product(routine)
             return None if matrix_units.choose(p, limits, engine) else (p, 0)
         case Convolution() if conv.is_product(routine, limits):

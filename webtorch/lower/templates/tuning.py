@@ -138,6 +138,12 @@ class Family:
     tiles: tuple[Known, ...]
     measured: dict[str, tuple[int, ...]] = field(default_factory=dict)
     matrix_tiles: tuple[KnownMatrix, ...] = ()
+    # Tiles on matrix units for few rows where the other operand is computed, those of the fewest rows first.
+    unpacking: tuple[MatrixTile, ...] = (
+        MatrixTile(1, 4, 1, 1, 64),
+        MatrixTile(1, 4, 2, 1, 64),
+        MatrixTile(1, 4, 4, 1, 64),
+    )
     # Whether Winograd's method was measured to be faster (winograd.py): where memory is fast.
     winograd: bool = False
 

@@ -14,7 +14,7 @@ import asyncio
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -145,17 +145,21 @@ class _Read:
 
 
 class PendingRead:
-    """What `download_async` returns: await it for the bytes. It is under way whether or not it is awaited."""
+    """What `download_async` returns: await it for the bytes. It goes to the device before all that comes later.
 
-    def __init__(self, future: Future[Bytes]) -> None:
-        self._future = future
+    Nobody waits until then, not even a thread: while Dawn waits it holds the list that each submission adds its fence
+    to, so that what comes later would be submitted when this has been read.
+    """
+
+    def __init__(self, read: Callable[[], Bytes], threads: ThreadPoolExecutor) -> None:
+        self._read, self._threads = read, threads
 
     def __await__(self) -> Generator[object, None, Bytes]:
-        return asyncio.wrap_future(self._future).__await__()
+        return asyncio.wrap_future(self._threads.submit(self._read)).__await__()
 
     def result(self) -> Bytes:
         """Wait for the bytes."""
-        return self._future.result()
+        return self._read()
 
 
 class WebGPUBackend:
@@ -544,10 +548,10 @@ class WebGPUBackend:
             return asyncio.ensure_future(self._arrive(read))
         if self._threads is None:
             self._threads = ThreadPoolExecutor(4, thread_name_prefix="webtorch-read")
-        # Even the submission may block (lavapipe finishes running work first), so it is left to the
-        # thread. It keeps its place in line: whoever takes the lock first submits what is deferred.
+        # Even the submission may block (lavapipe finishes running work first), so it is left to who
+        # waits. It keeps its place in line: whoever takes the lock first submits what is deferred.
         self._deferred.append((mine, read))
-        return PendingRead(self._threads.submit(self._read_in_thread, read))
+        return PendingRead(lambda: self._awaited(read), self._threads)
 
     async def _arrive(self, read: _Read) -> Bytes:
         native: Any = self.native
@@ -556,7 +560,7 @@ class WebGPUBackend:
                 await native.arrival(part.ticket)
         return self._finish(read)
 
-    def _read_in_thread(self, read: _Read) -> Bytes:
+    def _awaited(self, read: _Read) -> Bytes:
         with self.lock:
             if read.ticket is None and not read.parts and read.problem is None:
                 self.settle()
