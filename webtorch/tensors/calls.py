@@ -318,8 +318,6 @@ def bind_composite(op: Op) -> Callable[..., Any]:
         written = _laid(op, op.layout, written)
     if op.looks_at:
         written = one_by_one(op.looks_at, written)
-    if op.values is not None:
-        written = asking(op.values, written)
     if not (op.function_in or op.vjp or op.refuses or op.gradient_name or op.autocast):
         # A part of other entries: its calls can be seen, and it is called as it is.
         parameters = inspect.signature(written) if op.written is None else op.parameters
@@ -342,6 +340,9 @@ def bind_composite(op: Op) -> Callable[..., Any]:
             run, find = views.run, views.find
     else:
         run = lambda args, kwargs: written(*args, **kwargs)  # noqa: E731
+    if op.values is not None:
+        # Values are no part of the kind that a call is remembered by.
+        run, find = asking(op.values, run), find and asking(op.values, find)
     if op.vjp is not None:
         run = with_rule(op, run)
     if op.refuses:

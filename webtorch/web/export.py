@@ -32,6 +32,7 @@ from webtorch.functions import public as webtorch
 from webtorch.functions.random import default_generator
 from webtorch.io.safetensors import RawTensor
 from webtorch.ir.limits import Limits
+from webtorch.ir.lines import user_depth
 from webtorch.ir.view import is_contiguous
 from webtorch.nn import Module
 from webtorch.optim import Optimizer
@@ -132,23 +133,17 @@ def export(
         half=half,
         cpu=cpu,
     )
-    if cpu is None:
-        _warn_without_processor(exported.program["cpu"])
+    if cpu is None and isinstance(why := exported.program["cpu"], str):
+        warnings.warn(
+            f"export: the page has no program for the processor, so it needs a browser with WebGPU: {why}",
+            stacklevel=user_depth(),
+        )
     _add_samples(exported, captures.examples, labels, targets, vocabulary)
     return write_site(
         Path(path), exported.program, exported.weights, exported.examples, exported.native,
         {} if single_file else exported.software, initial=exported.initial, code=exported.code,
         constants=exported.constants, single_file=single_file, own_page=page,
     )  # fmt: skip
-
-
-def _warn_without_processor(found: object) -> None:
-    """Warn where the page has no program for the processor: `found` says then why."""
-    if isinstance(found, str):
-        warnings.warn(
-            f"export: the page has no program for the processor, so it needs a browser with WebGPU: {found}",
-            stacklevel=3,
-        )
 
 
 def _add_samples(
