@@ -294,9 +294,11 @@ webtorch.install_as_torch()
 webtorch.install_as_torch()
 import torch, torch.nn.functional as F
 assert torch.Tensor is webtorch.Tensor and F.relu is webtorch.nn.functional.relu
+assert torch.Tensor.__module__ == "torch"  # as loggers ask
 assert (webtorch.nn.__spec__.name, webtorch.nn.functional.__name__) == ("webtorch.nn", "webtorch.nn.functional")
 webtorch.uninstall_as_torch()
 assert not [name for name in sys.modules if name.split(".")[0] == "torch"]
+assert webtorch.Tensor.__module__ == "webtorch"
 import torch
 assert torch.Tensor is not webtorch.Tensor
 try:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+import webtorch
 from tests.conftest import need_device
 from webtorch import cli
 from webtorch.cli import doctor, serve
@@ -145,6 +146,12 @@ def test_a_file_that_is_missing_is_told_in_a_sentence(
     for command in (["convert", missing, target], ["chat", missing], ["quantize", missing, target]):
         assert cli.main(command) == 1
         assert capsys.readouterr().err == f"webtorch: there is no file or folder {missing!r}\n"
+    webtorch.save({"a": webtorch.ones(2)}, tmp_path / "a.pt")
+    source = str(tmp_path / "a.pt")
+    assert cli.main(["convert", source, target, "--keep", "["]) == 2
+    assert "'[' is no regular expression" in capsys.readouterr().err
+    assert cli.main(["convert", source, str(tmp_path / "none" / "a.safetensors")]) == 1
+    assert "Parent directory" in capsys.readouterr().err
     (tmp_path / "no.pt").mkdir()
     assert cli.main(["convert", missing, target]) == 1
     assert "Errno" not in capsys.readouterr().err

@@ -14,6 +14,7 @@ import sys
 
 from webtorch.as_torch.finder import Finder
 from webtorch.as_torch.room import Room
+from webtorch.tensors.tensor import Tensor
 
 _finder = Finder()
 
@@ -36,6 +37,8 @@ def install_as_torch() -> None:
             "`webtorch run`"
         )
     sys.meta_path.insert(0, _finder)
+    # Loggers and plotting libraries know tensors by this name, so as not to import PyTorch.
+    Tensor.__module__ = "torch"
 
 
 def uninstall_as_torch() -> None:
@@ -46,6 +49,7 @@ def uninstall_as_torch() -> None:
     """
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
+        Tensor.__module__ = "webtorch"
     for name in [n for n, m in sys.modules.items() if isinstance(m, Room)]:
         del sys.modules[name]
 

@@ -564,7 +564,7 @@ def _is_users(module: str | None) -> bool:
     top = module.split(".", maxsplit=1)[0]
     if top == _PACKAGE:
         return module.startswith(f"{_PACKAGE}.demo")
-    if top in sys.stdlib_module_names and top != "__main__":
+    if top == "torch" or (top in sys.stdlib_module_names and top != "__main__"):
         return False
     file = getattr(sys.modules.get(top), "__file__", None)
     return file is None or not file.startswith(_LIBRARIES)

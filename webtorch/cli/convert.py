@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 from rich.console import Console
 
@@ -17,7 +18,10 @@ def main(options: argparse.Namespace, console: Console) -> int:
             options.source, options.target, rename=[tuple(r) for r in options.rename], keep=options.keep,
             dtype=None if options.dtype is None else dtype_named(options.dtype),
         )  # fmt: skip
-    except (ValueError, TypeError) as error:
+    except re.error as error:
+        complain(f"convert: {str(error.pattern)!r} is no regular expression: {error.msg}")
+        return 2
+    except (ValueError, TypeError, RuntimeError) as error:
         complain(str(error))
         return 2 if isinstance(error, ConvertError) else 1
     numbers = sum(t.numel() for t in found.values())
