@@ -344,6 +344,25 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 import torch.distributed.checkpoint.state_dict
 
+# What other packages ask for when they are imported.
+from torch import Stream, TensorType
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed._tensor.experimental import implicit_replication
+import torch.distributed.rpc
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, UninitializedTensorMixin
+from torch.serialization import DEFAULT_PROTOCOL
+
+assert issubclass(UninitializedParameter, UninitializedTensorMixin) and DEFAULT_PROTOCOL == 2
+dist = torch.distributed
+assert dist.Backend.NCCL == dist.Backend("NcCl") == "nccl" and isinstance(dist.ReduceOp.MAX, dist.ReduceOp.RedOpType)
+assert not dist.rpc.is_available() and dist.rpc.RRef
+seen = []
+watch = lambda x: (seen.append(torch._C._are_functorch_transforms_active()), x.sum())[1]
+watch(torch.ones(2)), torch.func.grad(watch)(torch.ones(2)), torch.vmap(watch)(torch.ones(2, 2))
+assert seen == [False, True, True] and not isinstance(seen, TensorType)
+with unset_fake_temporarily():
+    pass
+
 placements = (Shard(-1), Replicate(), Partial("max"), _StridedShard(0, split_factor=2))
 assert " ".join(map(repr, placements)) == "Shard(dim=-1) Replicate() Partial(max) _StridedShard(dim=0, sf=2)"
 assert "".join(map(str, placements)) == "S(-1)RP(max)_S(0, 2)" and Shard(1) == Shard(1) != Shard(0)

@@ -17,6 +17,11 @@ _ONNX = "webtorch writes no ONNX file of TorchScript graphs"
 
 # Module -> (why it is not here, its names that are stood in for).
 ABSENT: dict[str, tuple[str, str]] = {
+    "torch": (
+        "webtorch has no types of TorchScript, and no queues of other vendors' devices",
+        "AnyType BoolType ClassType DictType Event FloatType IntType ListType NoneType NumberType OptionalType Stream "
+        "StringType TensorType TupleType Type UnionType",
+    ),
     "torch.ao": (QUANTIZED, ""),
     "torch.ao.quantization": (
         QUANTIZED,
@@ -30,6 +35,10 @@ ABSENT: dict[str, tuple[str, str]] = {
     ),
     "torch.distributed.tensor._utils": (_PROCESSES, "compute_local_shape_and_global_offset"),
     "torch.distributed.tensor.experimental": (
+        _PROCESSES,
+        "context_parallel implicit_replication local_map",
+    ),
+    "torch.distributed._tensor.experimental": (
         _PROCESSES,
         "context_parallel implicit_replication local_map",
     ),

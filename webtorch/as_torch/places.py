@@ -142,6 +142,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.distributed.distributed_c10d": ("webtorch.distributed",),
     "torch.distributed.optim.utils": ("webtorch.as_torch.names.functional_optim",),
     "torch.distributed.rendezvous": ("webtorch.distributed.rendezvous",),
+    "torch.distributed.rpc": ("webtorch.as_torch.names.rpc",),
     "torch.distributed.tensor": ("webtorch.as_torch.names.placements",),
     "torch.distributed.tensor.placement_types": ("webtorch.as_torch.names.placements",),
     "torch.distributed._tensor": ("webtorch.as_torch.names.placements",),

@@ -57,6 +57,11 @@ _disabled_torch_dispatch_impl = _disabled_torch_function_impl
 _DisableTorchDispatch = _DisableFuncTorch = contextlib.nullcontext
 
 
+def _are_functorch_transforms_active() -> bool:
+    """Whether vmap or a derivative of `torch.func` runs."""
+    return bool(mode.vmaps or mode.transforms)
+
+
 def _infer_size(a: Sequence[int], b: Sequence[int]) -> Size:
     """Return the size that two sizes broadcast to."""
     return broadcast_shapes(a, b)
