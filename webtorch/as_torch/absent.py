@@ -56,6 +56,10 @@ ABSENT: dict[str, tuple[str, str]] = {
         _PROCESSES,
         "DTensor DeviceMesh distribute_module distribute_tensor",
     ),
+    "torch.distributed.autograd": (
+        _PROCESSES,
+        "DistAutogradContext backward context get_gradients",
+    ),
     "torch.distributed.checkpoint": (
         _PROCESSES,
         "FileSystemReader FileSystemWriter HuggingFaceStorageReader HuggingFaceStorageWriter async_save load save",

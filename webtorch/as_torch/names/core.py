@@ -48,7 +48,7 @@ class TensorBase(metaclass=_OfTensors):
         raise RuntimeError("Cannot subclass _TensorBase directly")
 
 
-_TensorBase = TensorBase
+_TensorBase, _TensorMeta = TensorBase, type(Tensor)
 # Factorisations and Fourier transforms are here, whoever computes them.
 has_lapack = has_spectral = True
 # As `__torch_dispatch__` of a class, it says that the class replaces no kernel.

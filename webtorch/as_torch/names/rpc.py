@@ -1,4 +1,4 @@
-"""torch.distributed.rpc: that it is not here."""
+"""torch.distributed.rpc and torch.distributed.autograd: that they are not here."""
 
 
 def is_available() -> bool:
