@@ -349,6 +349,7 @@ from torch import PyTorchFileReader, ScriptModule, Stream, TensorType
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed._tensor.experimental import implicit_replication
 import torch.distributed.autograd, torch.distributed.rpc
+from torch.autograd.profiler import emit_nvtx
 from torch.utils.data._utils.collate import np_str_obj_array_pattern
 from torch.utils.data.dataloader import _collate_fn_t
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, UninitializedTensorMixin

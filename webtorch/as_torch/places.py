@@ -99,6 +99,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     ),
     "torch.autograd.profiler": ("webtorch.as_torch.names.profiler_parts", "webtorch.profiler"),
     "torch.autograd.profiler_util": ("webtorch.as_torch.names.profiler_parts",),
+    "torch.profiler": ("webtorch.profiler", "webtorch.as_torch.names.profiler_parts"),
     "torch.cuda.amp.grad_scaler": ("webtorch.cuda.amp",),
     "torch.cuda.amp.autocast_mode": ("webtorch.cuda.amp",),
     "torch.functional": ("webtorch",),

@@ -21,6 +21,7 @@ from webtorch.lower.pysource import python_source
 from webtorch.runtime.backend import Singles
 from webtorch.runtime.backends.cpu import jit, single
 from webtorch.runtime.backends.cpu.executable import CpuExecutable, runner
+from webtorch.runtime.backends.cpu.jit import vectors
 from webtorch.runtime.backends.cpu.memory import (
     MEMORY,
     Array,
@@ -32,7 +33,7 @@ from webtorch.runtime.backends.cpu.memory import (
 from webtorch.runtime.backends.cpu.threads import get_num_threads, set_num_threads
 from webtorch.runtime.backends.on_processor import LIMITS, ProcessorBackend
 
-__all__ = ["CpuBackend", "get_num_threads", "open_backend", "set_num_threads"]
+__all__ = ["CpuBackend", "get_num_threads", "open_backend", "set_num_threads", "vectors"]
 
 
 class CpuBackend(ProcessorBackend):
