@@ -357,6 +357,30 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 import torch.distributed.checkpoint.state_dict
 
+# What other packages ask for when they are imported.
+from torch import PyTorchFileReader, ScriptModule, Stream, TensorType
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed._tensor.experimental import implicit_replication
+import torch.distributed.autograd, torch.distributed.rpc
+from torch.autograd.profiler import emit_nvtx
+from torch.utils.data._utils.collate import np_str_obj_array_pattern
+from torch.utils.data.dataloader import _collate_fn_t
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, UninitializedTensorMixin
+from torch.serialization import DEFAULT_PROTOCOL
+
+assert issubclass(UninitializedParameter, UninitializedTensorMixin) and DEFAULT_PROTOCOL == 2
+dist = torch.distributed
+assert dist.Backend.NCCL == dist.Backend("NcCl") == "nccl" and isinstance(dist.ReduceOp.MAX, dist.ReduceOp.RedOpType)
+assert not dist.rpc.is_available() and dist.rpc.RRef and not dist.autograd.is_available()
+assert type(torch.Tensor) is torch._C._TensorMeta and torch.jit.interface(Stream) is Stream
+assert (torch.ones(2).__div__(2).tolist(), torch.tensor(2.5).__long__()) == ([0.5, 0.5], 2)
+seen = []
+watch = lambda x: (seen.append(torch._C._are_functorch_transforms_active()), x.sum())[1]
+watch(torch.ones(2)), torch.func.grad(watch)(torch.ones(2)), torch.vmap(watch)(torch.ones(2, 2))
+assert seen == [False, True, True] and not isinstance(seen, TensorType)
+with unset_fake_temporarily():
+    pass
+
 placements = (Shard(-1), Replicate(), Partial("max"), _StridedShard(0, split_factor=2))
 assert " ".join(map(repr, placements)) == "Shard(dim=-1) Replicate() Partial(max) _StridedShard(dim=0, sf=2)"
 assert "".join(map(str, placements)) == "S(-1)RP(max)_S(0, 2)" and Shard(1) == Shard(1) != Shard(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import platform
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,13 @@ def given(*shapes: tuple[int, ...]) -> tuple[list[Any], list[Any]]:
     rng = np.random.default_rng(SEED)
     arrays = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
     return [webtorch.tensor(a) for a in arrays], [torch.tensor(a) for a in arrays]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="PyTorch names vectors of x86")
+def test_vectors_of_the_processor_have_pytorchs_name() -> None:
+    # torchvision resizes images of bytes by it.
+    found = webtorch.backends.cpu.get_cpu_capability()
+    assert found == torch.backends.cpu.get_cpu_capability()
 
 
 @pytest.mark.parametrize("corner", ["causal_upper_left", "causal_lower_right"])

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The rooms of the package, from the ground up: an import goes to a line further up in this list, wherever it stands,
 # or stays in its room. This is where the order is written.
 ORDER = (
-    "errors version multiprocessing backends show",
+    "errors version multiprocessing show",
     "ir dispatch",
     "ops jit",
     "lower",
@@ -22,7 +22,7 @@ ORDER = (
     "scripts",
     "functions debug futures",
     "distributed",
-    "autograd amp data fft linalg overrides profiler quasirandom random signal sparse special testing types "
+    "autograd amp backends data fft linalg overrides profiler quasirandom random signal sparse special testing types "
     "webgpu",
     "nn accelerator cuda",
     "aten",

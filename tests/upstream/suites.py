@@ -31,11 +31,11 @@ CACHE = report.CACHE.with_name("suites")
 class Suite:
     """Where the tests of a project are, which way they run, and what they want to be told.
 
-    path: folders of packages that its tests import, beside the project's own folder. device: environment that
-    puts the tests on the device.
+    ways: "torch" (under that name), "device", or both. path: folders of packages that its tests import, beside the
+    project's own folder. device: environment that puts the tests on the device.
     """
 
-    way: str
+    ways: str
     tests: Sequence[str]
     path: Sequence[str] = ()
     arguments: Sequence[str] = ()
@@ -61,7 +61,13 @@ SUITES = {
         {"ARRAY_API_TESTS_MODULE": "array_api_compat.torch", "ARRAY_API_TESTS_VERSION": "2024.12"},
     ),
     "torchmetrics": Suite("torch", ["tests/unittests"], ["src", "tests"], every=20),
-    "keras": Suite("torch", ["keras/src"], environment={"KERAS_BACKEND": "torch"}, every=20),
+    "keras": Suite(
+        "torch device",
+        ["keras/src"],
+        environment={"KERAS_BACKEND": "torch"},
+        device={"KERAS_TORCH_DEVICE": "webgpu"},
+        every=20,
+    ),
     "utilities": Suite("torch", ["tests/unittests"], ["src", "tests"]),
     "ignite": Suite(
         "torch", [f"tests/ignite/{part}" for part in ("base", "engine", "handlers", "metrics")], every=10
@@ -178,18 +184,21 @@ def main() -> None:
     options = parser.parse_args()
     results: dict[str, dict[str, Any]] = {}
     for name in options.only.split(","):
-        way, folder = SUITES[name].way, (options.folder / name).resolve()
+        ways, folder = SUITES[name].ways.split(), (options.folder / name).resolve()
         if not folder.exists():
             print(f"missing: {name}")
             continue
         if options.again:
-            (CACHE / way / f"{name}.json").unlink(missing_ok=True)
+            for way in ways:
+                (CACHE / way / f"{name}.json").unlink(missing_ok=True)
         known = run(name, folder, "pytorch", options.every or SUITES[name].every, seed=options.seed)
         passing = [test for test, result in known.items() if result["outcome"] == "passed"]
-        found = run(name, folder, way, only=passing)
         missing = {"outcome": "failed", "message": "the test was not made"}
-        results[name] = {way: {test: found.get(test, missing) for test in passing}}
-        print(report.line(name, way, results[name][way]), flush=True)
+        results[name] = {}
+        for way in ways:
+            found = run(name, folder, way, only=passing)
+            results[name][way] = {test: found.get(test, missing) for test in passing}
+            print(report.line(name, way, results[name][way]), flush=True)
     report.show(results)
     report.write(report.read(CACHE), report.SUITES)
 

@@ -17,6 +17,11 @@ _ONNX = "webtorch writes no ONNX file of TorchScript graphs"
 
 # Module -> (why it is not here, its names that are stood in for).
 ABSENT: dict[str, tuple[str, str]] = {
+    "torch": (
+        "webtorch has no types of TorchScript, and no queues of other vendors' devices",
+        "AnyType BoolType ClassType DictType Event FloatType IntType ListType NoneType NumberType OptionalType Stream "
+        "StringType TensorType TupleType Type UnionType",
+    ),
     "torch.ao": (QUANTIZED, ""),
     "torch.ao.quantization": (
         QUANTIZED,
@@ -33,6 +38,10 @@ ABSENT: dict[str, tuple[str, str]] = {
         _PROCESSES,
         "context_parallel implicit_replication local_map",
     ),
+    "torch.distributed._tensor.experimental": (
+        _PROCESSES,
+        "context_parallel implicit_replication local_map",
+    ),
     "torch.distributed._composable": (_PROCESSES, ""),
     "torch.distributed._composable.fsdp": (
         _PROCESSES,
@@ -46,6 +55,10 @@ ABSENT: dict[str, tuple[str, str]] = {
     "torch.distributed._tensor": (
         _PROCESSES,
         "DTensor DeviceMesh distribute_module distribute_tensor",
+    ),
+    "torch.distributed.autograd": (
+        _PROCESSES,
+        "DistAutogradContext backward context get_gradients",
     ),
     "torch.distributed.checkpoint": (
         _PROCESSES,

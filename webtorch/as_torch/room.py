@@ -159,7 +159,8 @@ def caller(frame: FrameType | None) -> str:
 def missing(room: ModuleType, name: str, frame: FrameType | None) -> str:
     """Return what to say of a name that a room does not have."""
     where = room.__name__.partition(".")[2]
-    if room.__name__ in ABSENT:
+    # Of `torch` itself most is here.
+    if where and room.__name__ in ABSENT:
         words: str | None = ABSENT[room.__name__][0]
     else:
         core = room.__name__.startswith("torch._C")

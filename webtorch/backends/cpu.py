@@ -1,6 +1,8 @@
-"""What the processor offers: not asked here. Floor 5."""
+"""What the processor offers. Floor 5."""
+
+from webtorch.tensors.threads import vectors
 
 
 def get_cpu_capability() -> str:
-    """Return "DEFAULT": kernels are compiled for the processor at hand, whatever it offers."""
-    return "DEFAULT"
+    """Return the vectors that kernels are compiled for: "AVX512", "AVX2", or "DEFAULT" for others and without LLVM."""
+    return vectors()

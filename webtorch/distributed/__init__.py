@@ -52,6 +52,7 @@ from webtorch.distributed.reduction import ReduceOp, reduce_op
 from webtorch.distributed.rendezvous import STORES as _STORES
 from webtorch.distributed.rendezvous import is_torchelastic_launched
 from webtorch.distributed.world import (
+    Backend,
     GroupMember,
     default_pg_timeout,
     destroy_process_group,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
+from typing import ClassVar
 
 
 class ReduceOp(enum.IntEnum):
     """What a reduction over processes does."""
+
+    # The class of the members, which is another one in PyTorch.
+    RedOpType: ClassVar[type[ReduceOp]]
 
     SUM = 0
     AVG = 1
@@ -19,5 +23,6 @@ class ReduceOp(enum.IntEnum):
     PREMUL_SUM = 8
 
 
+ReduceOp.RedOpType = ReduceOp
 # Its older name.
 reduce_op = ReduceOp

@@ -81,6 +81,19 @@ def is_xccl_available() -> bool:
     return False
 
 
+class Backend(str):
+    """The name of what carries values between processes, in lower case: `Backend("GLOO")` is "gloo"."""
+
+    UNDEFINED, GLOO, NCCL, XCCL = "undefined", "gloo", "nccl", "xccl"
+    UCC, MPI, FAKE = "ucc", "mpi", "fake"
+
+    def __new__(cls, name: str) -> Backend:
+        """Raises ValueError for what is no string."""
+        if not isinstance(name, str):
+            raise ValueError("Backend constructor parameter must be string-ish")
+        return super().__new__(cls, name.lower())
+
+
 def is_backend_available(backend: str) -> bool:
     """Whether a backend can be asked for."""
     return backend.lower() == "gloo" and is_gloo_available()

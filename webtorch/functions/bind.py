@@ -218,7 +218,9 @@ def _operators() -> None:
             )
             setattr(Tensor, f"__i{op.operator}__", inplace)
     Tensor.__rtruediv__.__name__ = "__rdiv__"
-    Tensor.__rdiv__ = Tensor.__rtruediv__  # type: ignore[attr-defined]
+    # Python 2's names.
+    for turned in ("", "r", "i"):
+        setattr(Tensor, f"__{turned}div__", getattr(Tensor, f"__{turned}truediv__"))
     for name, op in CONVERSIONS.items():
         setattr(Tensor, name, bind(op.callee, op.function))
     choose = TABLE["where"].function

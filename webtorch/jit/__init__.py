@@ -16,7 +16,7 @@ from webtorch.jit.scripted import Error, ScriptFunction, ScriptModule, scripted
 
 __all__ = [
     "Attribute", "Error", "Final", "ScriptFunction", "ScriptModule", "annotate", "export", "freeze", "ignore",
-    "is_scripting", "is_tracing", "isinstance", "load", "optimize_for_inference", "save", "script",
+    "interface", "is_scripting", "is_tracing", "isinstance", "load", "optimize_for_inference", "save", "script",
     "script_if_tracing", "trace", "trace_module", "unused",
 ]  # fmt: skip
 
@@ -158,6 +158,11 @@ def unused(fn: T) -> T:
 def export(fn: T) -> T:
     """Mark a method that TorchScript would compile: nothing is compiled here."""
     return fn
+
+
+def interface(obj: T) -> T:
+    """Return a class that only declares methods: nothing is compiled here."""
+    return obj
 
 
 def is_scripting() -> bool:

@@ -123,7 +123,7 @@ _WITHOUT_SHAPE = frozenset((
 ))  # fmt: skip
 
 
-class _Uninitialized(Tensor):
+class UninitializedTensorMixin(Tensor):
     """A tensor whose shape is not known yet; `materialize` gives it one and its final class."""
 
     _becomes: ClassVar[Any]
@@ -168,7 +168,7 @@ class _Uninitialized(Tensor):
         return f"<{type(self).__name__}>"
 
 
-class UninitializedParameter(_Uninitialized, Parameter):  # type: ignore[misc]
+class UninitializedParameter(UninitializedTensorMixin, Parameter):  # type: ignore[misc]
     """A parameter whose shape is not known yet: lazy layers have it until their first call."""
 
     _becomes = Parameter
@@ -197,7 +197,7 @@ class UninitializedParameter(_Uninitialized, Parameter):  # type: ignore[misc]
         return type(self), (self.requires_grad, str(self.device), self.dtype)
 
 
-class UninitializedBuffer(_Uninitialized, Buffer):  # type: ignore[misc]
+class UninitializedBuffer(UninitializedTensorMixin, Buffer):  # type: ignore[misc]
     """A buffer whose shape is not known yet: lazy norms have it until their first call."""
 
     # A plain tensor, as Buffer makes it.
@@ -238,4 +238,4 @@ class UninitializedBuffer(_Uninitialized, Buffer):  # type: ignore[misc]
 
 def is_lazy(param: object) -> bool:
     """Return whether `param` has no shape yet."""
-    return isinstance(param, _Uninitialized)
+    return isinstance(param, UninitializedTensorMixin)

@@ -804,6 +804,9 @@ class Tensor(TensorBase):
     def __int__(self) -> int:
         return int(self._real_only())
 
+    # Python 2's name.
+    __long__ = __int__
+
     def _real_only(self) -> Scalar:
         value = self._only()
         if isinstance(value, complex):

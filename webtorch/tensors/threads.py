@@ -13,3 +13,8 @@ def set_num_threads(number: int) -> None:
 def get_num_threads() -> int:
     """Return the number of threads of the CPU backend."""
     return int(processor().get_num_threads())
+
+
+def vectors() -> str:
+    """Return PyTorch's name of the vectors that kernels are compiled for."""
+    return str(processor().vectors())

@@ -42,5 +42,9 @@ class FakeTensorMode:
         )
 
 
+# A block in which no tensor is fake: none ever is.
+unset_fake_temporarily = contextlib.nullcontext
+
+
 class TransformGetItemToIndex(contextlib.nullcontext[None]):
     """A block in which x[i] takes tensors as indices, as it always does here."""

@@ -48,13 +48,18 @@ class TensorBase(metaclass=_OfTensors):
         raise RuntimeError("Cannot subclass _TensorBase directly")
 
 
-_TensorBase = TensorBase
+_TensorBase, _TensorMeta = TensorBase, type(Tensor)
 # Factorisations and Fourier transforms are here, whoever computes them.
 has_lapack = has_spectral = True
 # As `__torch_dispatch__` of a class, it says that the class replaces no kernel.
 _disabled_torch_dispatch_impl = _disabled_torch_function_impl
 # Blocks in which PyTorch's dispatcher asks no Python kernels and no transforms: nobody is asked here.
 _DisableTorchDispatch = _DisableFuncTorch = contextlib.nullcontext
+
+
+def _are_functorch_transforms_active() -> bool:
+    """Whether vmap or a derivative of `torch.func` runs."""
+    return bool(mode.vmaps or mode.transforms)
 
 
 def _infer_size(a: Sequence[int], b: Sequence[int]) -> Size:

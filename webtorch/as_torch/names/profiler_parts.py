@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from webtorch import cuda
 from webtorch.profiler.events import EventList as EventList
 from webtorch.profiler.events import FunctionEvent as FunctionEvent
 from webtorch.profiler.events import FunctionEventAvg as FunctionEventAvg
@@ -21,3 +22,10 @@ def kineto_available() -> bool:
 def _profiler_enabled() -> bool:
     """Whether calls of operators are noted in this thread."""
     return profiling.on
+
+
+class emit_nvtx:
+    """A block that marks operators for CUDA's tools: making one raises."""
+
+    def __init__(self, enabled: bool = True, record_shapes: bool = False) -> None:
+        cuda.init()

@@ -32,6 +32,8 @@ from webtorch.io.options import (
     skip_data,
 )
 
+# Of Python's pickles in files.
+DEFAULT_PROTOCOL = 2
 __all__ = [
     "MAP_LOCATION",
     "LoadEndianness",

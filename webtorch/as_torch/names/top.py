@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 
 from webtorch import webgpu
 from webtorch.as_torch.names.foreach import NAMES, foreach
+from webtorch.as_torch.names.serialization import PyTorchFileReader as PyTorchFileReader
+from webtorch.as_torch.names.serialization import PyTorchFileWriter as PyTorchFileWriter
 from webtorch.functions import public as webtorch
+from webtorch.jit import ScriptModule as ScriptModule
 from webtorch.nn.functional.attention import multi_head_attention_forward
 from webtorch.ops.record import TABLE
 from webtorch.tensors.absent import why_missing

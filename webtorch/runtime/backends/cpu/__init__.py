@@ -22,6 +22,7 @@ from webtorch.runtime.backend import Singles
 from webtorch.runtime.backends.cpu import jit, single
 from webtorch.runtime.backends.cpu.executable import CpuExecutable, runner
 from webtorch.runtime.backends.cpu.interpret import interpret
+from webtorch.runtime.backends.cpu.jit import vectors
 from webtorch.runtime.backends.cpu.memory import (
     MEMORY,
     Array,
@@ -33,7 +34,7 @@ from webtorch.runtime.backends.cpu.memory import (
 from webtorch.runtime.backends.cpu.threads import get_num_threads, set_num_threads
 from webtorch.runtime.backends.on_processor import LIMITS, ProcessorBackend
 
-__all__ = ["CpuBackend", "get_num_threads", "open_backend", "set_num_threads"]
+__all__ = ["CpuBackend", "get_num_threads", "open_backend", "set_num_threads", "vectors"]
 
 
 class CpuBackend(ProcessorBackend):

@@ -438,6 +438,14 @@ def processor() -> tuple[str, bool]:
         return engine.features, engine.fused
 
 
+def vectors() -> str:
+    """Return PyTorch's name of the vectors that code is for: "AVX512", "AVX2", or "DEFAULT" for others."""
+    features = processor()[0].split(",") if available() else []
+    if "+avx512f" in features:
+        return "AVX512"
+    return "AVX2" if "+avx2" in features else "DEFAULT"
+
+
 @cache
 def bytes_in_dots() -> bool:
     """Whether LLVM's functions that multiply and add up bytes take vectors of bytes; those of words before."""

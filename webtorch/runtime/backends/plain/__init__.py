@@ -277,6 +277,11 @@ class PlainBackend(ProcessorBackend):
             on.scratch = bytearray()
 
 
+def vectors() -> str:
+    """Return "DEFAULT": there are none."""
+    return "DEFAULT"
+
+
 def get_num_threads() -> int:
     """Return 1: Python runs on one thread."""
     return 1
