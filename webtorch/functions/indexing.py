@@ -239,6 +239,7 @@ def take_at(
     names: Mapping[int, int] | None = None,
 ) -> Tensor:
     """Return x indexed by integer tensors, given by dimension."""
+    # Of a call that is remembered, too.
     check_bounds(x, tensors, names)
     named = None if names is None else tuple(names.items())
     return _taken(x, tuple(tensors), tuple(single), named, *tensors.values())

@@ -175,8 +175,9 @@ class Op:
     # Whether the rule holds for complex tensors as it is written. Else it is that of a holomorphic
     # function: it is given conjugated cotangents, and gives such.
     complex_rule: bool = False
-    # Whether PyTorch's gradient function leads to the bias, the last of three operands, before the others.
-    bias_first: bool = False
+    # In which order PyTorch's gradient function leads to the tensors among the arguments, which it is given: their
+    # places among these, or None for the order of the parameters.
+    leads: Callable[..., tuple[int, ...] | None] | None = None
     # Other orders in which PyTorch takes arguments by position: "Tensor input, Number alpha, Operand other". An operand
     # may be a number, too.
     overloads: tuple[str, ...] = ()

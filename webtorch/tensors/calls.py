@@ -54,8 +54,15 @@ from webtorch.tensors.writing import (
 )
 
 
+def check_out(name: str, out: object) -> None:
+    """Raise TypeError, in PyTorch's words, where `out=` is no tensor."""
+    if not isinstance(out, Tensor):
+        raise TypeError(f"{name}(): argument 'out' must be Tensor, not {type(out).__name__}")
+
+
 def store_in(out: Tensor, result: Tensor, name: str, cut: bool = False) -> Tensor:
     """Write `result` to the `out=` argument, resizing it if its shape differs; floats are `cut` off for integers."""
+    check_out(name, out)
     if not (can_cast(result.dtype, out.dtype) or cut):
         raise RuntimeError(
             f"result type {result.dtype.legacy} can't be cast to the desired output type "
@@ -207,6 +214,7 @@ def _elementwise_run(op: Elementwise) -> Run:
         )
         if out is None:
             return result
+        check_out(op.name, out)
         if op.overlap == "whole":
             check_overlap(out, values)
         if (op.out(*values) if callable(op.out) else op.out) == "exact":
@@ -518,6 +526,7 @@ def accept_out(op: Op) -> Run:
         places = out if isinstance(out, (tuple, list)) else (out,)
         read = (*(args[1:] if op.overlap == "first" else args), *kwargs.values())
         for place in places:
+            check_out(op.name, place)
             check_places(place)
             if op.overlap != "any":
                 check_overlap(place, override.flat(read), op.overlap == "whole")

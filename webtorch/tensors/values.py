@@ -152,7 +152,9 @@ def check_range(x: Tensor, low: float, high: float, rule: str) -> None:
 
 
 def asking(ask: Callable[..., object], run: Run) -> Run:
-    """Return a call that asks the values of its operands first; `ask` has its parameters."""
+    """Return a call that asks the values of its operands first; `ask` has its parameters. Where a script follows the
+    call, nobody asks, and the next read raises.
+    """
 
     def asked(args: Args, kwargs: Kwargs) -> Any:
         """Ask, and call."""
