@@ -510,6 +510,9 @@ def test_traces_are_compared_with_what_was_traced(webgpu: str) -> None:
 
     with pytest.raises(torch.jit.TracingCheckError):
         torch.jit.trace(changing, x)
+    # PyTorch hands the copy of a traced number over as Python's.
+    halved = torch.jit.trace(lambda x: x * torch.tensor(0.5, device=webgpu), x)
+    torch.testing.assert_close(halved(x), x / 2)
 
 
 @pytest.mark.one_in(3)

@@ -89,6 +89,13 @@ def test_gradients_of_products_are_one_node(webgpu: str) -> None:
         x @ torch.ones(2, 5, 3, device=webgpu)
 
 
+def test_what_has_no_gradient_gives_its_operands_none(webgpu: str) -> None:
+    """As PyTorch's `gradcheck` asks: gradients of a product that is used by nothing that counts."""
+    x, y = (torch.ones(2, 3, 3, device=webgpu, requires_grad=True) for _ in range(2))
+    torch._C._functions.UndefinedGrad()(x @ y).sum().backward()
+    assert x.grad is None and y.grad is None
+
+
 def test_which_sums_of_products_are_products() -> None:
     assert _turned("bij,bjk->bik") == (False, (3, 3), (2, 1), None, None, None)
     assert _turned("bihd,bjhd->bhij") == (False, (4, 4), (3, 3), (0, 2, 1, 3), (0, 2, 3, 1), None)

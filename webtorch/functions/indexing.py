@@ -279,8 +279,8 @@ def check_bounds(
 ) -> None:
     """Raise IndexOutOfRangeError where a position that is at hand lies beyond its dim; else the next read does."""
     for d, index in tensors.items():
-        size = x._shape[d]
-        if size:
+        # A dim of no elements is refused by `Layout`, in PyTorch's other words.
+        if size := x._shape[d]:
             place = d if names is None else names.get(d, d)
             check_places("index", index, size, low=-size, dim=place)
 

@@ -247,7 +247,7 @@ def overwrite(dst: torch.Tensor, values: Tensor) -> None:
 
 
 def to_copy(
-    x: torch.Tensor,
+    x: torch.Tensor | Number,
     *,
     dtype: torch.dtype | None = None,
     layout: torch.layout | None = None,
@@ -258,6 +258,9 @@ def to_copy(
 ) -> torch.Tensor:
     """`aten::_to_copy` from or to the device. Results keep the strides where these have no gaps."""
     interrupt.check()
+    if not isinstance(x, torch.Tensor):
+        # A number of a traced program, which PyTorch hands over as Python's.
+        x = torch.tensor(x, dtype=dtype, device="cpu")
     if is_lazy(x):
         # A lazy module's parameter: it has a type and a place, and refuses to tell a shape.
         return torch.empty(0, dtype=dtype or x.dtype, device=device or x.device)

@@ -50,9 +50,11 @@ _backward = functional("matmul_backward", FUNCTIONS["matmul_backward"])
 
 @composed("matmul_backward")
 def _matmul_backward(
-    g: torch.Tensor, a: torch.Tensor, b: torch.Tensor, mask: Sequence[bool]
+    g: torch.Tensor | None, a: torch.Tensor, b: torch.Tensor, mask: Sequence[bool]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the gradients of a product's operands, each None where it is not asked for."""
+    """Return the gradients of a product's operands, None where it is not asked for or `g` is."""
+    if g is None:
+        return None, None
     records = torch.is_grad_enabled() and (g.requires_grad or a.requires_grad or b.requires_grad)
     if not records and is_plain() and not g.is_neg():
         found: tuple[torch.Tensor | None, torch.Tensor | None] = _backward(g, a, b, mask)
