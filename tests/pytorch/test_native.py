@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 
+from webtorch.dispatch.call import active
+from webtorch.ir import lines
 from webtorch.ir.graph import Node
-from webtorch.pytorch import native
+from webtorch.pytorch import nativekernel as nativekernel  # with it all texts are declared
+from webtorch.pytorch import nativenodes
 from webtorch.pytorch.device import host, memory_of, opened, runtime
 from webtorch.pytorch.known import Kinds, Plan
 from webtorch.tensors.storage import Storage, writes
 
-pytestmark = pytest.mark.skipif(native._address() is None, reason="there is no machine code")
+pytestmark = pytest.mark.skipif(
+    nativenodes.entry("wt_record") is None, reason="there is no machine code"
+)
 
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@contextlib.contextmanager
+def _by_python() -> Iterator[None]:
+    """Let the kernels in Python make calls: somebody is on, who asks for none."""
+    active.add(1)
+    try:
+        yield
+    finally:
+        active.add(-1)
+
+
 CALLS: dict[str, Call] = {
     "elementwise": lambda x, y: x * y,
     "a free number": lambda x, y: x * 2.5,
@@ -48,7 +66,7 @@ def _plan(call: Call, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, list[Node]
     x, y = (torch.rand(4, 4).to("webgpu") for _ in range(2))
     for _ in range(4):
         call(x, y)
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, _by_python():
         patch.setattr(Kinds, "find", seen)
         call(x, y)
     plan, nodes, numbers = found[-1]
@@ -192,9 +210,8 @@ def test_what_it_does_not_expect_raises(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(TypeError):
         record(nodes, [1.0], None)
     with monkeypatch.context() as patch:
-        patch.setattr(type(opened), "runtime", None)
         patch.setattr(opened, "runtime", None)
-        with pytest.raises(AttributeError):
+        with pytest.raises(TypeError):
             record(nodes, (), None)
     assert len(runtime().pending) == pending
 
@@ -267,7 +284,7 @@ def _written(name: str, monkeypatch: pytest.MonkeyPatch) -> Written:
         runtime().flush()
         WRITES[name](x, y)
     runtime().flush()
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, _by_python():
         patch.setattr(Plan, "write", seen)
         WRITES[name](x, y)
     plan, outs, nodes, numbers, before = found[-1]
@@ -414,7 +431,7 @@ def _within(call: Call, x: torch.Tensor, y: torch.Tensor, then: Callable[..., No
             then(self.looks, args, kwargs)
         return plan
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, _by_python():
         patch.setattr(Kinds, "find", seen)
         last: Kinds | None = None
         for _ in range(5):
@@ -506,3 +523,97 @@ def test_a_look_holds_nothing() -> None:
 
     _within(CALLS["elementwise"], x, y, count)
     assert seen
+
+
+def _fails(*args: object, **options: object) -> None:
+    raise AssertionError("a kernel in Python is called")
+
+
+# Calls of one operator each, of kernels that are one function of machine code.
+KERNELS: dict[str, Write] = {
+    **{
+        name: CALLS[name] for name in ("elementwise", "a free number", "sources turned", "a scalar")
+    },
+    "in place": lambda x, y: x.mul_(y),
+    "an option": lambda x, y: torch.add(x, y, alpha=2.5),
+    "several results": lambda x, y: torch.native_layer_norm(x, (4,), None, y.sum(0), 1e-5),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_known_call_enters_no_python(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    call, (a, b) = KERNELS[name], (torch.rand(4, 4) for _ in range(2))
+    x, y = a.to("webgpu"), b.to("webgpu")
+    for _ in range(4):
+        call(x.clone(), y)
+    mine, theirs = x.clone(), a.clone()
+    torch.webgpu.synchronize()  # type: ignore[attr-defined]
+    calls = runtime().ahead.calls
+    with monkeypatch.context() as patch:
+        patch.setattr(Kinds, "find", _fails)
+        made = call(mine, y)
+        assert runtime().ahead.calls > calls and runtime().apart
+        # Somebody asks for calls, and the device begins with those that are there.
+        for place, attribute, value in (
+            (active, "count", 1), (runtime(), "recording", object()), (runtime().ahead, "most", calls // 2),
+            (runtime(), "lent", {0: None}),
+        ):  # fmt: skip
+            with patch.context() as other:
+                other.setattr(place, attribute, value)
+                with pytest.raises(AssertionError, match="in Python"):
+                    call(mine, y)
+    torch.testing.assert_close(mine.cpu(), theirs) if made is not mine else None
+    wanted = call(theirs, b)
+    if isinstance(made, tuple):
+        assert len(made) == len(wanted)  # type: ignore[arg-type]
+        made, wanted = made[0], wanted[0]  # type: ignore[index]
+    assert (made is mine) is (wanted is theirs)
+    torch.testing.assert_close(made.cpu(), wanted)  # type: ignore[attr-defined]
+
+
+def test_a_known_call_has_the_users_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, x = torch.nn.Tanh(), torch.rand(4, 4, device="webgpu", requires_grad=True)
+    found = []
+    for how in (contextlib.nullcontext, _by_python):
+        for _ in range(4):
+            with how():
+                y = layer(x)
+                (g,) = torch.autograd.grad(y, x, torch.ones_like(y))
+            with monkeypatch.context() as patch:
+                patch.setitem(lines.made_again, threading.get_ident(), "again.py:1")
+                z = layer(x)
+        nodes = [_homes([t])[0].node for t in (y.detach(), g, z.detach())]
+        found.append([node.line for node in nodes])
+        torch.webgpu.synchronize()  # type: ignore[attr-defined]
+    assert found[0] == found[1]
+    (code, _), _, again = found[0]
+    assert code is test_a_known_call_has_the_users_line.__code__ and again == "again.py:1"
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_known_call_holds_nothing(name: str) -> None:
+    call = KERNELS[name]
+    x, y = (torch.rand(4, 4).to("webgpu") for _ in range(2))
+    code = sys._getframe().f_code
+    kept = [
+        x,
+        y,
+        code,
+        call.__code__,
+        lines.made_again,
+        lines._internal,
+        runtime(),
+        *nativenodes.COMMON.values(),
+    ]
+
+    def run() -> list[int]:
+        """Call a hundred times, and return how many hold each object."""
+        for _ in range(100):
+            call(x, y)
+        torch.webgpu.synchronize()  # type: ignore[attr-defined]
+        gc.collect()
+        node = memory_of(y).held.node  # type: ignore[union-attr]
+        return [sys.getrefcount(o) for o in [*kept, node]]
+
+    run()
+    assert all(abs(a - b) < 50 for a, b in zip(run(), run(), strict=True))

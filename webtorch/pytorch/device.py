@@ -87,16 +87,19 @@ offset_of: Callable[[torch.Tensor], int] = vars(torch._C.TensorBase)["storage_of
 
 
 class _Open:
-    # The device's runtime, once it is open.
-    runtime: Runtime | None = None
-    # The CPU engine, once there has been a tensor of a type that WebGPU lacks.
-    host: Runtime | None = None
-    # Whether somebody has waited for tensors of other processes since an optimizer's last step.
-    received = False
-    # Whether somebody had, when the last step ended: then gradients are those of several processes.
-    parallel = False
-    # What is recorded before such a pass begins, to be computed with what is pending by then.
-    prepare: Callable[[], None] | None = None
+    __slots__ = ("host", "parallel", "prepare", "received", "runtime")
+
+    def __init__(self) -> None:
+        # The device's runtime, once it is open.
+        self.runtime: Runtime | None = None
+        # The CPU engine, once there has been a tensor of a type that WebGPU lacks.
+        self.host: Runtime | None = None
+        # Whether somebody has waited for tensors of other processes since an optimizer's last step.
+        self.received = False
+        # Whether somebody had, when the last step ended: then gradients are those of several processes.
+        self.parallel = False
+        # What is recorded before such a pass begins, to be computed with what is pending by then.
+        self.prepare: Callable[[], None] | None = None
 
 
 opened = _Open()
@@ -455,17 +458,25 @@ _Words = ctypes.c_size_t * 7
 
 
 @functools.cache
-def words_of_storages() -> tuple[int, int] | None:
-    """Return which words of PyTorch's storages are the address and the number of bytes, or None where it is unknown.
+def words_of_storages() -> tuple[int, int, int] | None:
+    """Return which word of a storage of Python's says where PyTorch's is, and which words of that are the address and
+    the number of bytes, or None where it is unknown.
 
     Found by storages whose addresses and lengths are known.
     """
     made = [_construct(next(_addresses), DEVICE, 8191 + n) for n in range(3)]
+    count = torch._C.StorageBase.__basicsize__ // ctypes.sizeof(ctypes.c_size_t)
+    objects = [list((ctypes.c_size_t * count).from_address(id(storage))) for storage in made]
+    places = [
+        [n for n in range(count) if o[n] == s._cdata] for s, o in zip(made, objects, strict=True)
+    ]
+    if any(place != places[0] for place in places) or len(places[0]) != 1:
+        return None
     words = list(zip(*(_Words.from_address(storage._cdata) for storage in made), strict=True))
     address, length = (tuple(f(s) for s in made) for f in (_address_of, _length_of))
     if address not in words or length not in words:
         return None
-    return words.index(address), words.index(length)
+    return places[0][0], words.index(address), words.index(length)
 
 
 def new_storage(nbytes: int, dtype: DType | None = None) -> tuple[torch.UntypedStorage, Memory]:
@@ -606,7 +617,7 @@ class Blank:
         if swap is not None:
             swap(storage, _construct(next(_addresses), DEVICE, self.nbytes))
         else:
-            address, length = words_of_storages()  # type: ignore[misc]
+            _, address, length = words_of_storages()  # type: ignore[misc]
             words = _Words.from_address(storage._cdata)
             words[address], words[length] = next(_addresses), self.nbytes
         if not self.is_plain:

@@ -32,15 +32,18 @@ _OURS = (str(_ROOM) + os.sep, str(_ROOM.parent / "webtorch_autoload") + os.sep)
 class Flag:
     """Whether Ctrl-C was pressed and not yet raised. Kernels read `pressed` directly: it is on their hot path."""
 
-    pressed = False
-    # Whether this is a forked child, in which kernels may not run; `pressed` then stays.
-    forked = False
-    # When it was, by time.monotonic().
-    since = 0.0
-    # Whether the thread presses, not the user.
-    again = False
-    # Where the main thread was the last time that the thread pressed: the frame's number and its instruction.
-    seen: tuple[int, int] | None = None
+    __slots__ = ("again", "forked", "pressed", "seen", "since")
+
+    def __init__(self) -> None:
+        self.pressed = False
+        # Whether this is a forked child, in which kernels may not run; `pressed` then stays.
+        self.forked = False
+        # When it was, by time.monotonic().
+        self.since = 0.0
+        # Whether the thread presses, not the user.
+        self.again = False
+        # Where the main thread was the last time that the thread pressed: the frame's number and its instruction.
+        self.seen: tuple[int, int] | None = None
 
 
 flag = Flag()

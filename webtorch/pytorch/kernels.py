@@ -41,6 +41,7 @@ from webtorch.pytorch.device import (
 )
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.known import Kinds, Plan
+from webtorch.pytorch.nativekernel import fronted
 from webtorch.pytorch.resizing import resize_to
 from webtorch.pytorch.wide import placed
 from webtorch.tensors.calls import of_another_type
@@ -199,7 +200,7 @@ def functional(
             found = found[: -len(outs)]
         return _made(found)
 
-    return kernel
+    return fronted(kinds, kernel) if plain else kernel
 
 
 def _filling(name: str, function: Kernel) -> Kernel:
@@ -290,7 +291,7 @@ def _inplace(name: str, function: Kernel) -> Kernel:
         _put(self, result)
         return self
 
-    return kernel
+    return fronted(kinds, kernel, True)
 
 
 def tensors_of(values: Iterable[object]) -> Iterator[torch.Tensor]:
@@ -491,7 +492,7 @@ def structured(overload: OpOverload, function: Kernel, compose: Kernel | None = 
             kinds.forget()
             raise
 
-    return kernel
+    return fronted(kinds, kernel, writes)
 
 
 def _uncounted(compose: Kernel) -> Kernel:

@@ -7,12 +7,11 @@ Without LLVM there is none, and Python does the same.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from webtorch.pytorch.device import words_of_storages
-from webtorch.pytorch.nativenodes import assembled_with, function_of
+from webtorch.pytorch.nativenodes import declare, function_of
 
 if TYPE_CHECKING:
     from webtorch.pytorch.known import Plan
@@ -23,21 +22,22 @@ define internal ptr @storage(ptr %words, ptr %place, ptr %node) {
 entry:
   %class = call ptr @at(ptr %words, i64 WORD_storage)
   %opened = call ptr @at(ptr %words, i64 WORD_opened)
-  %name = call ptr @at(ptr %words, i64 WORD_runtime)
-  %home = call ptr @PyObject_GetAttr(ptr %opened, ptr %name)
-  %is_open = icmp ne ptr %home, null
-  br i1 %is_open, label %make, label %drop
+  %home = call ptr @at(ptr %opened, i64 OPENED_runtime)
+  %kind = call ptr @at(ptr %home, i64 TYPE)
+  %homes = call ptr @at(ptr %words, i64 WORD_home)
+  %is_open = icmp eq ptr %kind, %homes
+  br i1 %is_open, label %make, label %wrong
 make:
   %storage = call ptr @PyType_GenericAlloc(ptr %class, i64 0)
   %is_made = icmp ne ptr %storage, null
-  br i1 %is_made, label %fill, label %close
+  br i1 %is_made, label %fill, label %drop
 fill:
   %none = call ptr @at(ptr %words, i64 WORD_none)
   %zero = call ptr @at(ptr %words, i64 WORD_zero)
   %dtype = call ptr @at(ptr %place, i64 PLACE_dtype)
   %elements = call ptr @at(ptr %place, i64 PLACE_elements)
   call void @give(ptr %storage, i64 STORAGE_node, ptr %node)
-  call void @give(ptr %storage, i64 STORAGE_runtime, ptr %home)
+  call void @set(ptr %storage, i64 STORAGE_runtime, ptr %home)
   call void @set(ptr %storage, i64 STORAGE_dtype, ptr %dtype)
   call void @set(ptr %storage, i64 STORAGE_elements, ptr %elements)
   call void @set(ptr %storage, i64 STORAGE_version, ptr %zero)
@@ -50,8 +50,8 @@ done:
 lose:
   call void @Py_DecRef(ptr %storage)
   ret ptr null
-close:
-  call void @Py_DecRef(ptr %home)
+wrong:
+  call void @PyErr_BadArgument()
   br label %drop
 drop:
   call void @Py_DecRef(ptr %node)
@@ -86,13 +86,9 @@ find:
   ; PyTorch's storage has no memory: it is given an address and a length where it keeps them.
   %made_up = call ptr @PyLong_AsVoidPtr(ptr %number)
   call void @Py_DecRef(ptr %number)
-  %told = call ptr @at(ptr %words, i64 WORD_told)
-  %where = call ptr @PyObject_GetAttr(ptr %empty, ptr %told)
-  %is_told = icmp ne ptr %where, null
-  br i1 %is_told, label %fill, label %drop_home
-fill:
-  %theirs = call ptr @PyLong_AsVoidPtr(ptr %where)
-  call void @Py_DecRef(ptr %where)
+  %own_at = call i64 @whole(ptr %place, i64 PLACE_own)
+  %own_place = getelementptr i64, ptr %empty, i64 %own_at
+  %theirs = load ptr, ptr %own_place
   %address_at = call i64 @whole(ptr %place, i64 PLACE_address)
   %length_at = call i64 @whole(ptr %place, i64 PLACE_length)
   %nbytes = call i64 @whole(ptr %place, i64 PLACE_nbytes)
@@ -135,24 +131,8 @@ failed:
   ret ptr null
 }
 
-; Record a call over nodes, with its numbers and the user's line: a new tensor, or a tuple of some.
-define ptr @wt_record(ptr %self, ptr %args, i64 %count) {
-entry:
-  %made = alloca [STEPS x ptr], align 16
-  %words = call ptr @PyLong_AsVoidPtr(ptr %self)
-  %right = icmp eq i64 %count, 3
-  br i1 %right, label %given, label %wrong
-wrong:
-  call void @PyErr_BadArgument()
-  ret ptr null
-given:
-  %nodes = call ptr @at(ptr %args, i64 0)
-  %numbers = call ptr @at(ptr %args, i64 8)
-  %line = call ptr @at(ptr %args, i64 16)
-  ; All nodes come first: they may be computed as soon as one of them has a storage.
-  %steps = call i64 @record(ptr %words, ptr %nodes, ptr %numbers, ptr %line, ptr %made)
-  %are_made = icmp sge i64 %steps, 0
-  br i1 %are_made, label %begin, label %failed
+; The results of a call as new tensors, one or a tuple of some, of its nodes, which are let go of; null with an error.
+define internal ptr @results(ptr %words, ptr %made, i64 %steps) {
 begin:
   %n = call i64 @whole(ptr %words, i64 WORD_results)
   %several = call i64 @whole(ptr %words, i64 WORD_several)
@@ -196,23 +176,41 @@ lose:
   br label %drop
 drop:
   call void @drop(ptr %made, i64 %steps)
-  br label %failed
-failed:
   ret ptr null
 }
 
+; Record a call over nodes, with its numbers and the user's line: a new tensor, or a tuple of some.
+define ptr @wt_record(ptr %self, ptr %args, i64 %count) {
+entry:
+  %made = alloca [STEPS x ptr], align 16
+  %words = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %right = icmp eq i64 %count, 3
+  br i1 %right, label %given, label %wrong
+wrong:
+  call void @PyErr_BadArgument()
+  ret ptr null
+given:
+  %nodes = call ptr @at(ptr %args, i64 0)
+  %numbers = call ptr @at(ptr %args, i64 8)
+  %line = call ptr @at(ptr %args, i64 16)
+  ; All nodes come first: they may be computed as soon as one of them has a storage.
+  %steps = call i64 @record_lists(ptr %words, ptr %nodes, ptr %numbers, ptr %line, ptr %made)
+  %are_made = icmp sge i64 %steps, 0
+  br i1 %are_made, label %tensors, label %failed
+tensors:
+  %results = call ptr @results(ptr %words, ptr %made, i64 %steps)
+  ret ptr %results
+failed:
+  ret ptr null
+}
 """
-
-
-@functools.cache
-def _address() -> int | None:
-    return assembled_with(_TEXT, "wt_record")
+declare(_TEXT)
 
 
 def recorder(plan: Plan) -> Callable[..., Any] | None:
     """Return what records a plan's calls and makes tensors of their results; None where Python does."""
-    address, theirs = _address(), words_of_storages()
-    if address is None or theirs is None or any(place.laid for place in plan.places):
+    theirs = words_of_storages()
+    if theirs is None or any(place.laid for place in plan.places):
         return None
     if plan.make is not None and plan.make is not tuple:
         return None
@@ -220,4 +218,4 @@ def recorder(plan: Plan) -> Callable[..., Any] | None:
         ([p.kind, p.elements, p.size, p.dtype, p.strides, p.offset], [not p.is_plain, *theirs, p.nbytes])
         for p in plan.places
     ]  # fmt: skip
-    return function_of(plan, b"record", address, tensors)
+    return function_of(plan, "wt_record", tensors)

@@ -7,53 +7,22 @@ form of tensors, numbers and constants, and of lists of these; what it does not 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from webtorch.ir.graph import Node
-from webtorch.pytorch import device
-from webtorch.pytorch.device import Memory, offset_of
-from webtorch.pytorch.nativenodes import HOME, assembled, function
+from webtorch.pytorch.nativenodes import MOST, declare, function
 from webtorch.pytorch.near import Near
-from webtorch.tensors.storage import Storage
 
-# What `self` points to: objects, then four numbers, the last of which is how many steps there are, with four words
-# for each behind it: what is asked, of a value of which row, which of its values, and its class, or how many it holds.
-# Rows are the arguments, the values of a list, those of a tuple, and options, which have a name for a number.
-_WORDS = (
-    "none", "false", "true", "error", "storage", "memory", "tensor", "parameter", "float", "list", "tuple",
-    "memory_of", "offset_of", "webgpu", "found", "arguments", "options", "length", "steps",
-)  # fmt: skip
+# What `self` points to behind what all functions know: what is known, by key, then four numbers, the last of which is
+# how many steps there are, with four words for each behind it: what is asked, of a value of which row, which of its
+# values, and its class, or how many it holds. Rows are the arguments, the values of a list, those of a tuple, and
+# options, which have a name for a number.
+_OWN = ("found", "arguments", "options", "length", "asked")
 _TENSOR, _CONSTANT, _LIST, _FREE, _FLOAT, _NONE, _LENGTH, _TUPLE = range(8)
-# A look goes through so many tensors, and so many free numbers, at most.
-_MOST = 8
 
 _TEXT = """
-declare ptr @PyLong_AsVoidPtr(ptr)
-declare double @PyFloat_AsDouble(ptr)
-declare ptr @PyErr_Occurred()
-declare void @PyErr_Clear()
-declare i32 @PyErr_ExceptionMatches(ptr)
-declare void @PyErr_BadArgument()
-declare void @Py_IncRef(ptr)
-declare void @Py_DecRef(ptr)
-declare i64 @PyList_Size(ptr)
-declare ptr @PyList_GetItem(ptr, i64)
-declare i32 @PyList_Append(ptr, ptr)
-declare i64 @PyTuple_Size(ptr)
-declare ptr @PyTuple_GetItem(ptr, i64)
-declare ptr @PyTuple_New(i64)
-declare i32 @PyTuple_SetItem(ptr, i64, ptr)
-declare ptr @PyDict_GetItemWithError(ptr, ptr)
-declare i64 @PyObject_Size(ptr)
-declare ptr @PyObject_Str(ptr)
-declare ptr @PyObject_GetAttr(ptr, ptr)
-declare i32 @PyObject_RichCompareBool(ptr, ptr, i32)
-declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
-
 ; Add an object to a key at a place; the object stays its owner's as well.
 define internal void @key(ptr %key, ptr %at, ptr %value) alwaysinline {
   %n = load i64, ptr %at
@@ -112,14 +81,12 @@ no:
   ret i1 false
 }
 
-define ptr @wt_look(ptr %self, ptr %args, i64 %given_count) {
+; The plan of a call, or null where none is known or with an error. Its nodes and its free numbers are put into rows,
+; and how many they are; the nodes are the caller's then.
+define internal ptr @look(ptr %words, ptr %values, ptr %options, ptr %nodes, ptr %held, ptr %numbers, ptr %free) {
 entry:
   %tensors = alloca [MOST x ptr], align 16
-  %nodes = alloca [MOST x ptr], align 16
-  %numbers = alloca [MOST x ptr], align 16
   %filled = alloca i64, align 8
-  %held = alloca i64, align 8
-  %free = alloca i64, align 8
   %bytes = alloca ptr, align 8
   %list = alloca ptr, align 8
   %near = alloca ptr, align 8
@@ -130,47 +97,35 @@ entry:
   store ptr null, ptr %list
   store ptr null, ptr %near
   store ptr null, ptr %answer
-  %words = call ptr @PyLong_AsVoidPtr(ptr %self)
   %none = call ptr @at(ptr %words, i64 WORD_none)
   store ptr %none, ptr %bytes
-  %right = icmp eq i64 %given_count, 4
-  br i1 %right, label %given, label %wrong
-wrong:
-  call void @PyErr_BadArgument()
-  ret ptr null
-given:
-  %values = call ptr @at(ptr %args, i64 0)
-  %options = call ptr @at(ptr %args, i64 8)
-  %to_nodes = call ptr @at(ptr %args, i64 16)
-  %to_numbers = call ptr @at(ptr %args, i64 24)
   %values_class = call ptr @at(ptr %values, i64 TYPE)
   %tuples = call ptr @at(ptr %words, i64 WORD_tuple)
   %is_tuple = icmp eq ptr %values_class, %tuples
-  br i1 %is_tuple, label %count, label %nothing
+  br i1 %is_tuple, label %optional, label %nothing
+optional:
+  %without = icmp eq ptr %options, null
+  br i1 %without, label %count, label %measure
+measure:
+  %given = call i64 @PyObject_Size(ptr %options)
+  br label %count
 count:
+  %others = phi i64 [ 0, %optional ], [ %given, %measure ]
   %many = call i64 @PyTuple_Size(ptr %values)
-  %others = call i64 @PyObject_Size(ptr %options)
   %wanted = call i64 @whole(ptr %words, i64 WORD_arguments)
   %named = call i64 @whole(ptr %words, i64 WORD_options)
   %as_many = icmp eq i64 %many, %wanted
   %as_named = icmp eq i64 %others, %named
   %formed = and i1 %as_many, %as_named
-  br i1 %formed, label %begin, label %refuse
-refuse:
-  %failed = call ptr @PyErr_Occurred()
-  %is_failed = icmp ne ptr %failed, null
-  br i1 %is_failed, label %raise, label %nothing
-raise:
-  ret ptr null
+  br i1 %formed, label %begin, label %nothing
 nothing:
-  call void @Py_IncRef(ptr %none)
-  ret ptr %none
+  ret ptr null
 begin:
   %length = call i64 @whole(ptr %words, i64 WORD_length)
-  %steps = call i64 @whole(ptr %words, i64 WORD_steps)
+  %steps = call i64 @whole(ptr %words, i64 WORD_asked)
   %key = call ptr @PyTuple_New(i64 %length)
   %is_made = icmp ne ptr %key, null
-  br i1 %is_made, label %next, label %raise
+  br i1 %is_made, label %next, label %nothing
 next:
   %i = phi i64 [ 0, %begin ], [ %i1, %good ]
   %inner = phi ptr [ %none, %begin ], [ %inner1, %good ]
@@ -178,7 +133,7 @@ next:
   br i1 %more, label %step, label %all
 step:
   %i32 = shl i64 %i, 5
-  %place = getelementptr i8, ptr %words, i64 WORD_steps
+  %place = getelementptr i8, ptr %words, i64 WORD_asked
   %step0 = getelementptr i8, ptr %place, i64 %i32
   %what = call i64 @whole(ptr %step0, i64 8)
   %source = call i64 @whole(ptr %step0, i64 16)
@@ -362,86 +317,108 @@ hit:
   %plan = call ptr @at(ptr %it, i64 NEAR_plan)
   call void @Py_IncRef(ptr %plan)
   store ptr %plan, ptr %answer
-  br label %add_node
-add_node:
-  %p = phi i64 [ 0, %hit ], [ %p1, %added ]
-  %any = icmp slt i64 %p, %t
-  br i1 %any, label %added, label %add_number
-added:
-  %p_at = getelementptr ptr, ptr %nodes, i64 %p
-  %p_node = load ptr, ptr %p_at
-  %put = call i32 @PyList_Append(ptr %to_nodes, ptr %p_node)
-  %p1 = add i64 %p, 1
-  br label %add_node
-add_number:
-  %q = phi i64 [ 0, %add_node ], [ %q1, %number_added ]
-  %q_all = load i64, ptr %free
-  %q_any = icmp slt i64 %q, %q_all
-  br i1 %q_any, label %number_added, label %out
-number_added:
-  %q_at = getelementptr ptr, ptr %numbers, i64 %q
-  %q_number = load ptr, ptr %q_at
-  %q_put = call i32 @PyList_Append(ptr %to_numbers, ptr %q_number)
-  %q1 = add i64 %q, 1
-  br label %add_number
+  br label %out
 out:
   call void @Py_DecRef(ptr %key)
   %old_list = load ptr, ptr %list
   call void @Py_DecRef(ptr %old_list)
   %old_near = load ptr, ptr %near
   call void @Py_DecRef(ptr %old_near)
-  br label %release
-release:
-  %r = phi i64 [ 0, %out ], [ %r1, %released ]
-  %r_all = load i64, ptr %held
-  %r_any = icmp slt i64 %r, %r_all
-  br i1 %r_any, label %released, label %end
-released:
-  %r_at = getelementptr ptr, ptr %nodes, i64 %r
-  %r_node = load ptr, ptr %r_at
-  call void @Py_DecRef(ptr %r_node)
-  %r1 = add i64 %r, 1
-  br label %release
-end:
   %error = call ptr @PyErr_Occurred()
   %fine = icmp eq ptr %error, null
-  br i1 %fine, label %say, label %bad
+  %result = load ptr, ptr %answer
+  %has_result = icmp ne ptr %result, null
+  %is_good = and i1 %fine, %has_result
+  br i1 %is_good, label %give, label %miss
+give:
+  ret ptr %result
+miss:
+  call void @Py_DecRef(ptr %result)
+  %left_over = load i64, ptr %held
+  call void @drop(ptr %nodes, i64 %left_over)
+  br i1 %fine, label %nothing, label %bad
 bad:
-  %wrong_plan = load ptr, ptr %answer
-  call void @Py_DecRef(ptr %wrong_plan)
   %attribute = call ptr @at(ptr %words, i64 WORD_error)
   %matches = call i32 @PyErr_ExceptionMatches(ptr %attribute)
   %expected_error = icmp ne i32 %matches, 0
-  br i1 %expected_error, label %clear, label %raise
+  br i1 %expected_error, label %clear, label %nothing
 clear:
   ; The storage of another device, or one that does not carry its memory yet.
   call void @PyErr_Clear()
   br label %nothing
+}
+
+; Add so many objects to a list.
+define internal void @extend(ptr %list, ptr %objects, i64 %count) {
+entry:
+  br label %next
+next:
+  %i = phi i64 [ 0, %entry ], [ %i1, %add ]
+  %more = icmp slt i64 %i, %count
+  br i1 %more, label %add, label %done
+add:
+  %from = getelementptr ptr, ptr %objects, i64 %i
+  %x = load ptr, ptr %from
+  %put = call i32 @PyList_Append(ptr %list, ptr %x)
+  %i1 = add i64 %i, 1
+  br label %next
+done:
+  ret void
+}
+
+define ptr @wt_look(ptr %self, ptr %args, i64 %count) {
+entry:
+  %nodes = alloca [MOST x ptr], align 16
+  %numbers = alloca [MOST x ptr], align 16
+  %held = alloca i64, align 8
+  %free = alloca i64, align 8
+  %words = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %right = icmp eq i64 %count, 4
+  br i1 %right, label %given, label %wrong
+wrong:
+  call void @PyErr_BadArgument()
+  ret ptr null
+given:
+  %values = call ptr @at(ptr %args, i64 0)
+  %options = call ptr @at(ptr %args, i64 8)
+  %to_nodes = call ptr @at(ptr %args, i64 16)
+  %to_numbers = call ptr @at(ptr %args, i64 24)
+  %plan = call ptr @look(ptr %words, ptr %values, ptr %options, ptr %nodes, ptr %held, ptr %numbers, ptr %free)
+  %is_known = icmp ne ptr %plan, null
+  br i1 %is_known, label %tell, label %end
+tell:
+  %n = load i64, ptr %held
+  %m = load i64, ptr %free
+  call void @extend(ptr %to_nodes, ptr %nodes, i64 %n)
+  call void @extend(ptr %to_numbers, ptr %numbers, i64 %m)
+  call void @drop(ptr %nodes, i64 %n)
+  br label %end
+end:
+  %error = call ptr @PyErr_Occurred()
+  %fine = icmp eq ptr %error, null
+  br i1 %fine, label %say, label %raise
 say:
-  %result = load ptr, ptr %answer
-  %has_result = icmp ne ptr %result, null
-  br i1 %has_result, label %give, label %nothing
-give:
-  ret ptr %result
+  %none = call ptr @at(ptr %words, i64 WORD_none)
+  %said = select i1 %is_known, ptr %plan, ptr %none
+  %new = select i1 %is_known, ptr null, ptr %none
+  call void @Py_IncRef(ptr %new)
+  ret ptr %said
+raise:
+  call void @Py_DecRef(ptr %plan)
+  ret ptr null
 }
 """
 
 
-@functools.cache
-def _address() -> int | None:
-    classes = {"NODE": Node, "STORAGE": Storage, "MEMORY": Memory, "NEAR": Near}
-    asked = {
+declare(
+    _TEXT,
+    _OWN,
+    {"NEAR": Near},
+    {
         "TENSOR": _TENSOR, "CONSTANT": _CONSTANT, "LIST": _LIST, "FREE": _FREE, "FLOAT": _FLOAT, "NONE": _NONE,
-        "LENGTH": _LENGTH, "TUPLE": _TUPLE, "MOST": _MOST,
-    }  # fmt: skip
-    found = assembled(HOME + _TEXT, ("wt_look",), classes, _WORDS, asked)
-    return None if found is None else found[0]
-
-
-_COMMON: list[object] = [
-    None, False, True, AttributeError, Storage, Memory, torch.Tensor, torch.nn.Parameter, float, list, tuple,
-    device._storage_of, offset_of, "_webgpu",
-]  # fmt: skip
+        "LENGTH": _LENGTH, "TUPLE": _TUPLE,
+    },
+)  # fmt: skip
 _Step = tuple[int, int, int, int]
 # The rows of values within values, of a list and of a tuple, and that of options.
 _INNER, _OPTIONS = (1, 2), 3
@@ -483,9 +460,6 @@ def native_look(
     found: dict[Any, list[Near]],
 ) -> Callable[..., Any] | None:
     """Return the look of a form; None where Python looks. `found`: what is known, by key."""
-    address = _address()
-    if address is None:
-        return None
     steps = _steps(form, 0, writes)
     named = _steps([kind for _, kind in options], _OPTIONS, False)
     if steps is None or named is None:
@@ -493,11 +467,10 @@ def native_look(
     names = iter([id(name) for name, _ in options])
     steps += [(w, row, next(names) if row == _OPTIONS else n, c) for w, row, n, c in named]
     asked = [step[0] for step in steps]
-    if max(asked.count(_TENSOR), asked.count(_FREE)) > _MOST:
+    if max(asked.count(_TENSOR), asked.count(_FREE)) > MOST:
         return None
     length = 3 * asked.count(_TENSOR) + sum(asked.count(k) for k in (_CONSTANT, _FLOAT, _LENGTH))
-    objects = [*_COMMON, found]
     words = [len(form), len(options), length, len(steps)]
     for step in steps:
         words += step
-    return function(b"look", address, objects, words, options)
+    return function("wt_look", [found], words, options)

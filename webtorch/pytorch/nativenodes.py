@@ -1,8 +1,8 @@
 """The nodes of a known call, made in machine code. Floor 6; imports PyTorch and the CPU's engine.
 
-What the functions of `native` and `nativewrite` have in common: the text, in LLVM's own language, that makes the nodes
-of a call, the words that say what a plan knows of them, and how a text becomes functions of Python's own kind
-(`METH_FASTCALL`).
+What the functions of `native`, `nativelook`, `nativewrite` and `nativekernel` have in common: what they know, the text,
+in LLVM's own language, that makes the nodes of a call, the words that say what a plan knows of them, and how all texts,
+as one, become functions of Python's own kind.
 """
 
 from __future__ import annotations
@@ -12,11 +12,19 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import torch
+
+from webtorch.dispatch.call import Count, active
+from webtorch.ir import lines
 from webtorch.ir.graph import Node, Step
 from webtorch.pytorch import device
 from webtorch.pytorch.device import opened
+from webtorch.pytorch.interrupt import flag
+from webtorch.runtime.ahead import Ahead
+from webtorch.runtime.realize import Runtime
+from webtorch.tensors.modes import transforms
 from webtorch.tensors.storage import Storage, writes
 
 if TYPE_CHECKING:
@@ -25,14 +33,22 @@ if TYPE_CHECKING:
 # Numbers behind the objects that all functions know, what they point to, and blocks of words.
 _Known: TypeAlias = "tuple[list[int], list[object], object]"
 
-# What `self` points to: objects, then how many numbers a call has, whether its nodes know each other, whether results
-# come as a tuple, and how many nodes and results there are; behind that the block of each node, and of each result
-# which node it is, and the words of its tensor.
-_WORDS = (
-    "none", "false", "true", "one", "zero", "node", "storage", "memory", "opened", "runtime", "recording", "lent",
-    "running", "pending", "ahead", "bound", "add", "writing", "acquire", "release", "writes", "note", "buffer",
-    "create", "memory_of", "addresses", "told", "webgpu", "reinterpret", "fallback", "places", "numbers", "joined",
-    "several", "steps", "results", "blocks",
+# What `self` points to first: what all functions know. Each object lives as long as the process.
+COMMON: dict[str, object] = {
+    "none": None, "false": False, "true": True, "one": 1, "zero": 0, "builtin": type(len), "list": list, "tuple": tuple,
+    "float": float, "error": AttributeError, "node": Node, "storage": Storage, "memory": device.Memory, "home": Runtime,
+    "tensor": torch.Tensor, "parameter": torch.nn.Parameter, "opened": opened, "flag": flag, "active": active,
+    "transforms": transforms, "writes": writes, "note": writes.note, "add": "add", "acquire": "acquire",
+    "release": "release", "buffer": "buffer", "webgpu": "_webgpu", "create": device._create,
+    "memory_of": device._storage_of, "offset_of": device.offset_of, "addresses": device._addresses,
+    "reinterpret": device._reinterpret, "user_line": lines.user_line, "again": lines.made_again,
+    "internal": lines._internal,
+}  # fmt: skip
+# Behind that, of what records a plan's calls: how many nodes it is given, how many numbers a call has, whether its
+# nodes know each other, whether results come as a tuple, and how many nodes and results there are; then the block of
+# each node, and of each result which node it is, and the words of its tensor.
+_OWN = (
+    "fallback", "places", "operands", "numbers", "joined", "several", "steps", "results", "blocks",
 )  # fmt: skip
 # A block says what a node is made of: five objects, whether it knows the user's line, how many sources and numbers it
 # has, and of each where it comes from: an object, and a number, which is its place among the call's nodes or numbers,
@@ -40,11 +56,50 @@ _WORDS = (
 _STEP = ("kind", "attrs", "shape", "dtype", "form", "lined", "sources", "scalars", "given")
 # What a result's storage and tensor are made of.
 _PLACE = (
-    "dtype", "elements", "size", "type", "strides", "offset", "strided", "address", "length", "nbytes",
+    "dtype", "elements", "size", "type", "strides", "offset", "strided", "own", "address", "length", "nbytes",
 )  # fmt: skip
 
-# Whose values a tensor has.
-HOME = """
+_TEXT = """
+declare ptr @PyLong_AsVoidPtr(ptr)
+declare i64 @PyLong_AsSsize_t(ptr)
+declare ptr @PyLong_FromSsize_t(i64)
+declare ptr @PyLong_FromVoidPtr(ptr)
+declare double @PyFloat_AsDouble(ptr)
+declare ptr @PyErr_Occurred()
+declare void @PyErr_Clear()
+declare i32 @PyErr_ExceptionMatches(ptr)
+declare void @PyErr_BadArgument()
+declare void @Py_IncRef(ptr)
+declare void @Py_DecRef(ptr)
+declare i64 @PyList_Size(ptr)
+declare ptr @PyList_GetItem(ptr, i64)
+declare i32 @PyList_Append(ptr, ptr)
+declare ptr @PyList_New(i64)
+declare ptr @PyTuple_New(i64)
+declare ptr @PyTuple_GetItem(ptr, i64)
+declare i64 @PyTuple_Size(ptr)
+declare i32 @PyTuple_SetItem(ptr, i64, ptr)
+declare ptr @PyDict_GetItemWithError(ptr, ptr)
+declare i64 @PyObject_Size(ptr)
+declare ptr @PyObject_Str(ptr)
+declare ptr @PyObject_GetAttr(ptr, ptr)
+declare i32 @PyObject_SetAttr(ptr, ptr, ptr)
+declare ptr @PyObject_Call(ptr, ptr, ptr)
+declare ptr @PyObject_CallOneArg(ptr, ptr)
+declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
+declare ptr @PyObject_VectorcallMethod(ptr, ptr, i64, ptr)
+declare ptr @PyObject_CallNoArgs(ptr)
+declare i32 @PyObject_RichCompareBool(ptr, ptr, i32)
+declare ptr @PyNumber_Add(ptr, ptr)
+declare ptr @PyIter_Next(ptr)
+declare ptr @PyType_GenericAlloc(ptr, i64)
+declare ptr @PyWeakref_NewRef(ptr, ptr)
+declare ptr @PyCFunction_GetSelf(ptr)
+declare ptr @PyEval_GetFrame()
+declare ptr @PyFrame_GetCode(ptr)
+declare ptr @PyFrame_GetBack(ptr)
+declare i32 @PyFrame_GetLasti(ptr)
+
 ; The storage behind a tensor, where it has its values row-major: null where Python is to look. How long the memory is
 ; that says so is put at `bytes`.
 define internal ptr @home(ptr %words, ptr %x, ptr %bytes) {
@@ -94,36 +149,26 @@ yes:
 no:
   ret ptr null
 }
-"""
 
-TEXT = """
-declare ptr @PyLong_AsVoidPtr(ptr)
-declare i64 @PyLong_AsSsize_t(ptr)
-declare ptr @PyErr_Occurred()
-declare void @PyErr_Clear()
-declare void @PyErr_BadArgument()
-declare void @Py_IncRef(ptr)
-declare void @Py_DecRef(ptr)
-declare i64 @PyList_Size(ptr)
-declare ptr @PyList_GetItem(ptr, i64)
-declare i32 @PyList_Append(ptr, ptr)
-declare ptr @PyList_New(i64)
-declare ptr @PyTuple_New(i64)
-declare ptr @PyTuple_GetItem(ptr, i64)
-declare i64 @PyTuple_Size(ptr)
-declare i32 @PyTuple_SetItem(ptr, i64, ptr)
-declare i64 @PyObject_Size(ptr)
-declare ptr @PyObject_GetAttr(ptr, ptr)
-declare i32 @PyObject_SetAttr(ptr, ptr, ptr)
-declare ptr @PyObject_CallOneArg(ptr, ptr)
-declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
-declare ptr @PyObject_VectorcallMethod(ptr, ptr, i64, ptr)
-declare ptr @PyObject_CallNoArgs(ptr)
-declare i32 @PyObject_RichCompareBool(ptr, ptr, i32)
-declare ptr @PyNumber_Add(ptr, ptr)
-declare ptr @PyIter_Next(ptr)
-declare ptr @PyType_GenericAlloc(ptr, i64)
-declare ptr @PyWeakref_NewRef(ptr, ptr)
+; The objects of a list or a tuple, which holds them; null for something else.
+define internal ptr @items(ptr %words, ptr %row) {
+entry:
+  %class = call ptr @at(ptr %row, i64 TYPE)
+  %lists = call ptr @at(ptr %words, i64 WORD_list)
+  %is_list = icmp eq ptr %class, %lists
+  br i1 %is_list, label %list, label %other
+list:
+  %there = call ptr @at(ptr %row, i64 ITEMS)
+  %is_empty = icmp eq ptr %there, null
+  %some = select i1 %is_empty, ptr %row, ptr %there
+  ret ptr %some
+other:
+  %tuples = call ptr @at(ptr %words, i64 WORD_tuple)
+  %is_tuple = icmp eq ptr %class, %tuples
+  %behind = getelementptr i8, ptr %row, i64 TUPLE_ITEMS
+  %items = select i1 %is_tuple, ptr %behind, ptr null
+  ret ptr %items
+}
 
 ; Fill a slot of a new object; the value stays the caller's as well.
 define internal void @set(ptr %object, i64 %offset, ptr %value) alwaysinline {
@@ -140,30 +185,27 @@ define internal void @give(ptr %object, i64 %offset, ptr %value) alwaysinline {
   ret void
 }
 
-; One of what a node is made of: of a list, of the nodes made before, or its own.
-define internal ptr @given(ptr %pair, ptr %list, ptr %made) {
+; One of what a node is made of: one that is listed, a node made before, or its own.
+define internal ptr @given(ptr %pair, ptr %listed, ptr %made) {
 entry:
   %number = call i64 @whole(ptr %pair, i64 8)
-  %is_listed = icmp sge i64 %number, 0
-  br i1 %is_listed, label %listed, label %other
-listed:
-  %x = call ptr @PyList_GetItem(ptr %list, i64 %number)
-  ret ptr %x
-other:
   %is_own = icmp eq i64 %number, -1
-  br i1 %is_own, label %own, label %earlier
+  br i1 %is_own, label %own, label %other
 own:
   %kept = call ptr @at(ptr %pair, i64 0)
   ret ptr %kept
-earlier:
+other:
+  %is_listed = icmp sge i64 %number, 0
   %back = sub i64 -2, %number
-  %from = getelementptr ptr, ptr %made, i64 %back
-  %before = load ptr, ptr %from
-  ret ptr %before
+  %row = select i1 %is_listed, ptr %listed, ptr %made
+  %place = select i1 %is_listed, i64 %number, i64 %back
+  %from = getelementptr ptr, ptr %row, i64 %place
+  %found = load ptr, ptr %from
+  ret ptr %found
 }
 
 ; A new tuple of them, or null with an error.
-define internal ptr @all_given(ptr %pairs, i64 %count, ptr %list, ptr %made) {
+define internal ptr @all_given(ptr %pairs, i64 %count, ptr %listed, ptr %made) {
 entry:
   %all = call ptr @PyTuple_New(i64 %count)
   %is_made = icmp ne ptr %all, null
@@ -171,25 +213,19 @@ entry:
 next:
   %i = phi i64 [ 0, %entry ], [ %i1, %put ]
   %more = icmp slt i64 %i, %count
-  br i1 %more, label %take, label %done
-take:
+  br i1 %more, label %put, label %done
+put:
   %far = shl i64 %i, 4
   %pair = getelementptr i8, ptr %pairs, i64 %far
-  %x = call ptr @given(ptr %pair, ptr %list, ptr %made)
-  %there = icmp ne ptr %x, null
-  br i1 %there, label %put, label %drop
-put:
+  %x = call ptr @given(ptr %pair, ptr %listed, ptr %made)
   call void @Py_IncRef(ptr %x)
   %set = call i32 @PyTuple_SetItem(ptr %all, i64 %i, ptr %x)
   %i1 = add i64 %i, 1
   br label %next
-drop:
-  call void @Py_DecRef(ptr %all)
-  br label %failed
-failed:
-  ret ptr null
 done:
   ret ptr %all
+failed:
+  ret ptr null
 }
 
 ; A new node, or null with an error. `like` has the same sources, if it is one.
@@ -257,31 +293,12 @@ failed:
 define internal i1 @wait(ptr %words, ptr %home, ptr %storage) {
 entry:
   %none = call ptr @at(ptr %words, i64 WORD_none)
-  %a = call ptr @at(ptr %words, i64 WORD_recording)
-  %b = call ptr @at(ptr %words, i64 WORD_lent)
-  %c = call ptr @at(ptr %words, i64 WORD_pending)
-  %d = call ptr @at(ptr %words, i64 WORD_ahead)
-  %e = call ptr @at(ptr %words, i64 WORD_bound)
-  %recording = call ptr @PyObject_GetAttr(ptr %home, ptr %a)
-  %lent = call ptr @PyObject_GetAttr(ptr %home, ptr %b)
-  %pending = call ptr @PyObject_GetAttr(ptr %home, ptr %c)
-  %ahead = call ptr @PyObject_GetAttr(ptr %home, ptr %d)
-  ; An attribute that is not there leaves an error, which is looked for at the end.
-  %has_recording = icmp ne ptr %recording, null
-  %has_lent = icmp ne ptr %lent, null
-  %has_pending = icmp ne ptr %pending, null
-  %has_ahead = icmp ne ptr %ahead, null
-  %two = and i1 %has_recording, %has_lent
-  %three = and i1 %two, %has_pending
-  %four = and i1 %three, %has_ahead
-  br i1 %four, label %look, label %end
-look:
-  %limit = call ptr @PyObject_GetAttr(ptr %ahead, ptr %e)
-  %has_limit = icmp ne ptr %limit, null
-  br i1 %has_limit, label %compare, label %end
-compare:
+  %recording = call ptr @at(ptr %home, i64 RUNTIME_recording)
+  %lent = call ptr @at(ptr %home, i64 RUNTIME_lent)
+  %pending = call ptr @at(ptr %home, i64 RUNTIME_pending)
+  %ahead = call ptr @at(ptr %home, i64 RUNTIME_ahead)
+  %limit = call ptr @at(ptr %ahead, i64 AHEAD_bound)
   %most = call i64 @PyLong_AsSsize_t(ptr %limit)
-  call void @Py_DecRef(ptr %limit)
   %seen = call i64 @PyObject_Size(ptr %lent)
   %count = call i64 @PyList_Size(ptr %pending)
   %calm = icmp eq ptr %recording, %none
@@ -309,10 +326,6 @@ add:
   call void @Py_DecRef(ptr %added)
   br label %end
 end:
-  call void @Py_DecRef(ptr %recording)
-  call void @Py_DecRef(ptr %lent)
-  call void @Py_DecRef(ptr %pending)
-  call void @Py_DecRef(ptr %ahead)
   %error = call ptr @PyErr_Occurred()
   %fine = icmp eq ptr %error, null
   ret i1 %fine
@@ -349,11 +362,14 @@ failed:
 }
 
 ; Make the nodes of a call, whose holders are those at `made`: how many there are, below 0 with an error.
-define internal i64 @record(ptr %words, ptr %nodes, ptr %numbers, ptr %line, ptr %made) {
+; It is given `held` nodes, and `free` numbers.
+define internal i64 @record(ptr %words, ptr %nodes, i64 %held, ptr %numbers, i64 %free, ptr %line, ptr %made) {
 entry:
+  %needed = call i64 @whole(ptr %words, i64 WORD_operands)
   %asked = call i64 @whole(ptr %words, i64 WORD_numbers)
-  %many = call i64 @PyObject_Size(ptr %numbers)
-  %right = icmp eq i64 %asked, %many
+  %has_nodes = icmp sge i64 %held, %needed
+  %has_numbers = icmp eq i64 %asked, %free
+  %right = and i1 %has_nodes, %has_numbers
   br i1 %right, label %begin, label %wrong
 wrong:
   call void @PyErr_BadArgument()
@@ -401,6 +417,25 @@ done:
   ret i64 %n
 }
 
+; The same of nodes and numbers that are lists or tuples.
+define internal i64 @record_lists(ptr %words, ptr %nodes, ptr %numbers, ptr %line, ptr %made) {
+entry:
+  %ours = call ptr @items(ptr %words, ptr %nodes)
+  %theirs = call ptr @items(ptr %words, ptr %numbers)
+  %has_ours = icmp ne ptr %ours, null
+  %has_theirs = icmp ne ptr %theirs, null
+  %right = and i1 %has_ours, %has_theirs
+  br i1 %right, label %make, label %wrong
+make:
+  %held = call i64 @PyObject_Size(ptr %nodes)
+  %free = call i64 @PyObject_Size(ptr %numbers)
+  %steps = call i64 @record(ptr %words, ptr %ours, i64 %held, ptr %theirs, i64 %free, ptr %line, ptr %made)
+  ret i64 %steps
+wrong:
+  call void @PyErr_BadArgument()
+  ret i64 -1
+}
+
 ; Let go of so many objects.
 define internal void @drop(ptr %objects, i64 %count) {
 entry:
@@ -445,8 +480,33 @@ define internal ptr @place(ptr %words, i64 %number) {
 }
 
 """
-# A call that is recorded so has so many results, and so many nodes, at most.
-_MOST, _STEPS = 8, 64
+# A call that is recorded so has so many results, and so many nodes, at most; a look goes through as many tensors, and
+# free numbers, as results.
+MOST, _STEPS = 8, 64
+
+
+class _Part(NamedTuple):
+    """A text, what its functions know besides, the classes whose slots it reads, and numbers that it names."""
+
+    text: str
+    own: Sequence[str]
+    classes: Mapping[str, type[object]]
+    numbers: Mapping[str, int]
+
+
+_parts: list[_Part] = []
+
+
+def declare(
+    text: str,
+    own: Sequence[str] = (),
+    classes: Mapping[str, type[object]] | None = None,
+    numbers: Mapping[str, int] | None = None,
+) -> None:
+    """Add a text to the others: they are one when the first of their functions is asked for. `own` names the words that
+    its functions have behind those that all know.
+    """
+    _parts.append(_Part(text, own, classes or {}, numbers or {}))
 
 
 @functools.cache
@@ -459,41 +519,66 @@ def _code() -> ModuleType | None:
     return slots
 
 
-def assembled(
-    text: str,
-    names: tuple[str, ...],
-    classes: Mapping[str, type[object]],
-    words: Sequence[str],
-    others: Mapping[str, int],
-) -> Sequence[int] | None:
-    """Return where the functions of a text are (see `slots.assembled`); None where there are none."""
+_NAMES = ("wt_record", "wt_write", "wt_look", "wt_kernel")
+
+
+@functools.cache
+def _addresses() -> Mapping[str, int]:
     code = None if sys.platform == "win32" else _code()
     if code is None:
-        return None
-    addresses: Sequence[int] | None = code.assembled(text, names, classes, words, others)
-    return addresses
+        return {}
+    numbers = {
+        f"{kind}_{name}": 8 * n
+        for kind, known in (("STEP", _STEP), ("PLACE", _PLACE))
+        for n, name in enumerate(known)
+    }
+    numbers |= {"MOST": MOST, "OLDS": 2 * MOST, "STEPS": _STEPS}
+    # Where a list keeps where its objects are, behind their number, and where those of a tuple are.
+    numbers |= {"ITEMS": object.__basicsize__ + 8, "TUPLE_ITEMS": tuple.__basicsize__}
+    classes: dict[str, type[object]] = {}
+    for part in _parts:
+        numbers |= {f"WORD_{name}": 8 * (len(COMMON) + n) for n, name in enumerate(part.own)}
+        numbers |= part.numbers
+        classes |= part.classes
+    found = code.assembled("".join(p.text for p in _parts), _NAMES, classes, list(COMMON), numbers)
+    return {} if found is None else dict(zip(_NAMES, found, strict=True))
+
+
+def entry(name: str) -> int | None:
+    """Return where a function of machine code is; None where there are none."""
+    return _addresses().get(name)
 
 
 def function(
-    name: bytes,
-    address: int,
-    objects: Sequence[object],
-    numbers: Sequence[int],
-    kept: object = None,
-) -> Callable[..., Any]:
-    """Return machine code as a function of Python's (see `slots.function`)."""
-    code = _code()
-    assert code is not None
-    made: Callable[..., Any] = code.function(name, address, objects, numbers, kept)
+    name: str, objects: Sequence[object], numbers: Sequence[int], kept: object = None
+) -> Callable[..., Any] | None:
+    """Return machine code as a function of Python's (see `slots.function`), which knows what all know, and these; None
+    where there is none.
+    """
+    code, address = _code(), entry(name)
+    if code is None or address is None:
+        return None
+    given = [*COMMON.values(), *objects]
+    made: Callable[..., Any] = code.function(name.encode(), address, given, numbers, kept)
     return made
 
 
-# What every function knows. Each object lives as long as the process.
-COMMON: list[object] = [
-    None, False, True, 1, 0, Node, Storage, device.Memory, opened, "runtime", "recording", "lent", "running", "pending",
-    "ahead", "bound", "add", "writing", "acquire", "release", writes, writes.note, "buffer", device._create,
-    device._storage_of, device._addresses, "_cdata", "_webgpu", device._reinterpret,
-]  # fmt: skip
+@functools.cache
+def _common() -> ctypes.Array[ctypes.c_int64]:
+    code = _code()
+    assert code is not None
+    cells: ctypes.Array[ctypes.c_int64] = code.cells([*COMMON.values()], [])
+    return cells
+
+
+def kernel(objects: Sequence[object], number: int) -> Callable[..., object] | None:
+    """Return a kernel of machine code, which knows these, and where that is what all know: there are many."""
+    code, address = _code(), entry("wt_kernel")
+    if code is None or address is None:
+        return None
+    numbers = [ctypes.addressof(_common()), number]
+    made: Callable[..., object] = code.function(b"kernel", address, objects, numbers, named=True)
+    return made
 
 
 def _block(
@@ -533,15 +618,16 @@ def _known(plan: Plan, tensors: Sequence[tuple[list[object], list[int]]]) -> _Kn
         steps = [
             (("call", srcs, p.attrs, (), p.shape, p.kind, True), p.attrs[0]) for p in plan.places
         ]
-    if len(steps) > _STEPS or len(results) > _MOST:
+    if len(steps) > _STEPS or len(results) > MOST:
         return None
     joined = plan.make is not None and not plan.is_numbered
     count = 1 + max((n for n in plan.numbers if n is not None), default=-1)
+    operands = 1 + max((n for n in leaves if isinstance(n, int)), default=-1)
     blocks = [_block(*step, leaves, places) for step in steps]
     code = _code()
     assert code is not None
     cells = [code.cells([], words) for words, _ in blocks]
-    numbers = [count, joined, plan.make is not None, len(steps), len(results)]
+    numbers = [operands, count, joined, plan.make is not None, len(steps), len(results)]
     numbers += map(ctypes.addressof, cells)
     shown = [code.cells(*tensor) for tensor in tensors]
     for n, result in enumerate(results):
@@ -550,32 +636,27 @@ def _known(plan: Plan, tensors: Sequence[tuple[list[object], list[int]]]) -> _Kn
     return numbers, held, (cells, shown)
 
 
-def assembled_with(text: str, name: str) -> int | None:
-    """Return where a function is whose text goes on from here; None where there is none."""
-    classes = {"NODE": Node, "STORAGE": Storage, "MEMORY": device.Memory, "WRITES": type(writes)}
-    places = {
-        f"{kind}_{name}": 8 * n
-        for kind, known in (("STEP", _STEP), ("PLACE", _PLACE))
-        for n, name in enumerate(known)
-    }
-    sizes = {"MOST": _MOST, "OLDS": 2 * _MOST, "STEPS": _STEPS}
-    found = assembled(HOME + TEXT + text, (name,), classes, _WORDS, {**places, **sizes})
-    return None if found is None else found[0]
-
-
 def function_of(
     plan: Plan,
-    name: bytes,
-    address: int,
+    name: str,
     tensors: Sequence[tuple[list[object], list[int]]] = (),
     put: object = None,
 ) -> Callable[..., Any] | None:
-    """Return machine code that knows a plan, and `tensors` of its results, as a function of Python's; None where the
-    plan has too many nodes.
+    """Return machine code that knows a plan, and `tensors` of its results, as a function of Python's; None where there
+    is none, or the plan has too many nodes.
     """
-    known = _known(plan, tensors)
+    known = None if entry(name) is None else _known(plan, tensors)
     if known is None:
         return None
     numbers, held, cells = known
-    objects = [*COMMON, put, plan.places]
-    return function(name, address, objects, numbers, (held, cells))
+    return function(name, [put, plan.places], numbers, (held, cells))
+
+
+declare(
+    _TEXT,
+    _OWN,
+    {
+        "NODE": Node, "STORAGE": Storage, "MEMORY": device.Memory, "WRITES": type(writes), "RUNTIME": Runtime,
+        "AHEAD": Ahead, "OPENED": type(opened), "FLAG": type(flag), "COUNT": Count,
+    },
+)  # fmt: skip

@@ -8,11 +8,10 @@ Without LLVM Python does all of it.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from webtorch.pytorch.nativenodes import assembled_with, function_of
+from webtorch.pytorch.nativenodes import declare, function_of
 
 if TYPE_CHECKING:
     from webtorch.pytorch.known import Plan
@@ -86,35 +85,17 @@ done:
   ret i1 %is_new
 }
 
-; Record a call over nodes, with its numbers and the user's line, and overwrite tensors with its results.
-define ptr @wt_write(ptr %self, ptr %args, i64 %count) {
+; Overwrite a tuple of tensors with the nodes of a call, which are held no more. Null with an error.
+define internal ptr @write(ptr %words, ptr %outs, ptr %made, i64 %steps) {
 entry:
-  %made = alloca [STEPS x ptr], align 16
   %storages = alloca [MOST x ptr], align 16
   %waits = alloca [MOST x i1], align 16
   %olds = alloca [OLDS x ptr], align 16
   %bytes = alloca ptr, align 8
-  %words = call ptr @PyLong_AsVoidPtr(ptr %self)
-  %right = icmp eq i64 %count, 4
-  br i1 %right, label %given, label %wrong
-wrong:
-  call void @PyErr_BadArgument()
-  ret ptr null
-given:
-  %outs = call ptr @at(ptr %args, i64 0)
-  %nodes = call ptr @at(ptr %args, i64 8)
-  %numbers = call ptr @at(ptr %args, i64 16)
-  %line = call ptr @at(ptr %args, i64 24)
   %n = call i64 @whole(ptr %words, i64 WORD_results)
-  %many = call i64 @PyTuple_Size(ptr %outs)
-  %fits = icmp eq i64 %n, %many
-  br i1 %fits, label %make, label %wrong
-make:
-  %steps = call i64 @record(ptr %words, ptr %nodes, ptr %numbers, ptr %line, ptr %made)
-  %are_made = icmp sge i64 %steps, 0
-  br i1 %are_made, label %find, label %failed
+  br label %find
 find:
-  %i = phi i64 [ 0, %make ], [ %i1, %found ]
+  %i = phi i64 [ 0, %entry ], [ %i1, %found ]
   %more = icmp slt i64 %i, %n
   br i1 %more, label %out, label %open
 out:
@@ -131,10 +112,9 @@ found:
 open:
   %first = load ptr, ptr %storages
   %home = call ptr @at(ptr %first, i64 STORAGE_runtime)
-  %writing = call ptr @at(ptr %words, i64 WORD_writing)
-  %lock = call ptr @PyObject_GetAttr(ptr %home, ptr %writing)
-  %has_lock = icmp ne ptr %lock, null
-  br i1 %has_lock, label %enter, label %usual
+  %lock = call ptr @at(ptr %home, i64 RUNTIME_writing)
+  call void @Py_IncRef(ptr %lock)
+  br label %enter
 enter:
   %acquire = call ptr @at(ptr %words, i64 WORD_acquire)
   store ptr %lock, ptr %bytes
@@ -146,15 +126,9 @@ unlocked:
   br label %usual
 ask:
   call void @Py_DecRef(ptr %entered)
-  %recording_name = call ptr @at(ptr %words, i64 WORD_recording)
-  %running_name = call ptr @at(ptr %words, i64 WORD_running)
-  %lent_name = call ptr @at(ptr %words, i64 WORD_lent)
-  %recording = call ptr @PyObject_GetAttr(ptr %home, ptr %recording_name)
-  %running = call ptr @PyObject_GetAttr(ptr %home, ptr %running_name)
-  %lent = call ptr @PyObject_GetAttr(ptr %home, ptr %lent_name)
-  call void @Py_DecRef(ptr %recording)
-  call void @Py_DecRef(ptr %running)
-  call void @Py_DecRef(ptr %lent)
+  %recording = call ptr @at(ptr %home, i64 RUNTIME_recording)
+  %running = call ptr @at(ptr %home, i64 RUNTIME_running)
+  %lent = call ptr @at(ptr %home, i64 RUNTIME_lent)
   %none = call ptr @at(ptr %words, i64 WORD_none)
   %zero = call ptr @at(ptr %words, i64 WORD_zero)
   %seen = call i64 @PyObject_Size(ptr %lent)
@@ -233,11 +207,41 @@ refuse:
   br label %usual
 usual:
   ; What is missing or otherwise is Python's to find.
-  %found_so_far = phi i64 [ %i, %out ], [ %n, %open ], [ %n, %unlocked ], [ %n, %refuse ]
+  %found_so_far = phi i64 [ %i, %out ], [ %n, %unlocked ], [ %n, %refuse ]
   call void @PyErr_Clear()
   call void @drop(ptr %storages, i64 %found_so_far)
   %said = call ptr @fallback(ptr %words, ptr %outs, ptr %made)
   call void @drop(ptr %made, i64 %steps)
+  ret ptr %said
+failed:
+  ret ptr null
+}
+
+; Record a call over nodes, with its numbers and the user's line, and overwrite tensors with its results.
+define ptr @wt_write(ptr %self, ptr %args, i64 %count) {
+entry:
+  %made = alloca [STEPS x ptr], align 16
+  %words = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %right = icmp eq i64 %count, 4
+  br i1 %right, label %given, label %wrong
+wrong:
+  call void @PyErr_BadArgument()
+  ret ptr null
+given:
+  %outs = call ptr @at(ptr %args, i64 0)
+  %nodes = call ptr @at(ptr %args, i64 8)
+  %numbers = call ptr @at(ptr %args, i64 16)
+  %line = call ptr @at(ptr %args, i64 24)
+  %n = call i64 @whole(ptr %words, i64 WORD_results)
+  %many = call i64 @PyTuple_Size(ptr %outs)
+  %fits = icmp eq i64 %n, %many
+  br i1 %fits, label %make, label %wrong
+make:
+  %steps = call i64 @record_lists(ptr %words, ptr %nodes, ptr %numbers, ptr %line, ptr %made)
+  %are_made = icmp sge i64 %steps, 0
+  br i1 %are_made, label %write, label %failed
+write:
+  %said = call ptr @write(ptr %words, ptr %outs, ptr %made, i64 %steps)
   ret ptr %said
 failed:
   ret ptr null
@@ -288,16 +292,11 @@ failed:
   ret ptr null
 }
 """
-
-
-@functools.cache
-def _address() -> int | None:
-    return assembled_with(_TEXT, "wt_write")
+declare(_TEXT)
 
 
 def writer(plan: Plan, put: Callable[..., None]) -> Callable[..., Any] | None:
     """Return what records a plan's calls and overwrites tensors with their results, which `put` does where it is not as
     simple; None where Python does.
     """
-    address = _address()
-    return None if address is None else function_of(plan, b"write", address, put=put)
+    return function_of(plan, "wt_write", put=put)

@@ -64,6 +64,8 @@ class Ahead:
     and no times, so that a loop has the same programs in each run.
     """
 
+    __slots__ = ("__dict__", "bound", "calls", "most")
+
     def __init__(self, backend: Backend, counters: Counters) -> None:
         self.backend, self.counters = backend, counters
         # With the results of how many calls it begins, and how many have been recorded since it last did. Numbers of

@@ -169,6 +169,11 @@ class Seen(NamedTuple):
 class Runtime:
     """The pending work of one device and its program cache."""
 
+    # What machine code reads at each call (`pytorch/native`) has places of its own.
+    __slots__ = (
+        "__dict__", "__weakref__", "ahead", "apart", "lent", "pending", "recording", "running", "writing",
+    )  # fmt: skip
+
     def __init__(self, backend: Backend, name: str = "") -> None:
         self.backend = backend
         self.kind = backend.name

@@ -100,7 +100,8 @@ done:
   ret ptr %zero
 }
 """
-_FASTCALL = 0x80
+# How Python calls a function: with a row of values, or with a tuple and a dictionary.
+_FASTCALL, _NAMED = 0x80, 0x3
 
 
 class _Method(ctypes.Structure):
@@ -118,13 +119,14 @@ _METHODS: dict[int, _Method] = {}
 
 
 def builtin(
-    name: bytes, address: int, words: ctypes.Array[Any], kept: object = None
+    name: bytes, address: int, words: ctypes.Array[Any], kept: object = None, named: bool = False
 ) -> Callable[..., Any]:
     """Return machine code as a function of Python's, whose `self` are words that must live as long as it does: it holds
-    what is `kept`.
+    what is `kept`. `named`: it takes a tuple, and a dictionary or null.
     """
     # What a function is described by lives as long as the process.
-    method = _METHODS.setdefault(address, _Method(name, address, _FASTCALL, None))
+    flags = _NAMED if named else _FASTCALL
+    method = _METHODS.setdefault(address, _Method(name, address, flags, None))
     prototype = ctypes.PYFUNCTYPE(
         ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.py_object
     )

@@ -126,9 +126,10 @@ def function(
     objects: Sequence[object],
     numbers: Sequence[int] = (),
     kept: object = None,
+    named: bool = False,
 ) -> Callable[..., Any]:
     """Return machine code as a function of Python's, whose `self` are words: objects, and numbers. It holds the
-    objects, and what is `kept` for it.
+    objects, and what is `kept` for it. `named`: see `launch.builtin`.
     """
     words = cells(objects, numbers)
-    return launch.builtin(name, address, words, (words, objects, kept))
+    return launch.builtin(name, address, words, (words, objects, kept), named)
