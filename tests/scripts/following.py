@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -17,7 +18,7 @@ def scripts(on: bool, repeats: int = 1) -> Iterator[Callable[[], following.Follo
     """
     before = realize.listener
     stop_to_look()
-    limits = {"_REPEATS": repeats, "FEWEST": 1, "_PATIENCE": 1 << 30}
+    limits = {"_REPEATS": repeats, "FEWEST": 1, "_PATIENCE": 1 << 30, "_FREE": math.inf}
     with mock.patch.multiple(patience, **limits):
         if on:
             begin_to_look()

@@ -1473,6 +1473,31 @@ def test_nobody_looks_where_that_costs_more_than_it_gains(
     assert not follower().on
 
 
+def test_looking_in_vain_takes_a_share_of_the_time(
+    follower: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of runs that take a second each, and a tenth of it for each call that is recorded, and are never followed."""
+    now, tenths = patience.process_time(), itertools.count(0.0, 0.1)
+    monkeypatch.setattr(patience, "process_time", lambda: now)
+    monkeypatch.setattr(following, "process_time", lambda: next(tenths))
+    monkeypatch.setattr(patience, "_FREE", 2.0)
+    monkeypatch.setattr(patience, "_SHARE", 0.1)
+    monkeypatch.setattr(patience, "_LONGEST", 1)
+    draws, x = random.Random(0), torch.ones(4)
+    calls = (torch.exp, torch.sin, torch.tanh, torch.abs, torch.sigmoid)
+    looked = []
+    for _ in range(60):
+        out = x
+        for call in draws.choices(calls, k=6):
+            out = call(out)
+        now += 1
+        out.tolist()
+        looked.append(follower().on)
+    # Less than a share of all, and what is free.
+    assert 2 <= sum(looked) <= 12
+    assert any(looked[20:])
+
+
 def test_steps_follow_beside_a_compiled_function(follower: Any) -> None:
     """Its calls are in no script, and those around it are."""
     torch.manual_seed(0)

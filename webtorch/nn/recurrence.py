@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from webtorch import autograd
-from webtorch.dispatch.call import dispatched
+from webtorch.dispatch.call import active, dispatched
 from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.ops.record import Autocast
-from webtorch.runtime import realize as realizing
 from webtorch.tensors import autocast
 from webtorch.tensors.host import reads, sizes_in
 from webtorch.tensors.tape import looks_at_each, start_at
@@ -322,16 +321,18 @@ _came: Counter[object] = Counter()
 
 
 def _comes_often(cell: _Cell, mask: Tensor | None, gates: Tensor, start: State) -> bool:
-    """Whether the steps of a sequence may be one program: while scripts follow loops, that takes a third to a fifth of
+    """Whether the steps of a sequence may be one program: where scripts follow loops, that takes a third to a fifth of
     the time, once it is compiled.
     """
-    if realizing.listener is None or gates.shape[0] > _LONGEST:
+    if gates.shape[0] > _LONGEST:
         return False
     key = cell, mask is None, gates.shape, gates.dtype, start[0].shape, gates.requires_grad
     if len(_came) > 1024:
         _came.clear()
     _came[key] += 1
-    return _came[key] > _OFTEN
+    # Compiling takes as long as some thirty times do: it is soon paid where there are few lengths.
+    often = _OFTEN if 4 * _came[key] > _came.total() else 4 * _OFTEN
+    return _came[key] > often and active.follower is not None
 
 
 def _layers(

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 from webtorch.dispatch.call import (
@@ -1003,7 +1003,7 @@ class Follower:
         run.number_externals()
         if run is self.run:
             begin(run)
-        started = perf_counter()
+        started = process_time()
         path = [] if run.ended is None else run.ended.path()
         mine = threading.get_ident() == self.thread
         self.depth += mine
@@ -1016,7 +1016,9 @@ class Follower:
         finally:
             self.depth -= mine
             self.patience.lost += len(path)
-            self.account.left(len(path), perf_counter() - started)
+            seconds = process_time() - started
+            self.patience.spent += seconds
+            self.account.left(len(path), seconds)
         if self.run is run and (self.computed or path[-1].kind == "step"):
             self.begin()
 
@@ -1026,6 +1028,17 @@ class Follower:
         self, run: Run, callee: Callee, args: Args, kwargs: Kwargs, beside: bool = False
     ) -> object:
         """Make a call, and note it. What stands `beside` is not noted where it gives values."""
+        started = process_time()
+        try:
+            return self._recorded(run, callee, args, kwargs, beside)
+        finally:
+            if callee.role != "step":
+                # That computes.
+                self.patience.spent += process_time() - started
+
+    def _recorded(
+        self, run: Run, callee: Callee, args: Args, kwargs: Kwargs, beside: bool
+    ) -> object:
         if run.at is self.root and not run.begun:
             self.compute_given(run, args, kwargs)
             # Calls that this one was compared with in vain may have left some.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from time import process_time
 
 from webtorch.scripts.run import Run
 
@@ -22,6 +24,9 @@ _OFTEN = 16
 # so many runs from here on, and four times as many at each time, whatever programs they are.
 _WINDOW = 8
 _HOLD, _LONGEST_HOLD = 256, 1 << 14
+# Nor where more than this share of the processor's time since something was computed first has gone by in calls that
+# were recorded or made again, beside so many seconds: a program that never follows takes about that much longer.
+_SHARE, _FREE = 0.05, math.inf if _ALWAYS else 0.1
 # As many calls could be recorded in the time that a run takes by itself.
 _A_RUN = 10
 # Of how many programs it is known how often they have run.
@@ -34,6 +39,10 @@ class Patience:
     def __init__(self) -> None:
         # How many runs in a row were in vain.
         self.in_vain = 0
+        # When something was computed first, and when the last run ended that was looked at, if that is known; and the
+        # seconds of calls that were recorded or made again, less those of runs that were followed.
+        self.first = self.last = process_time()
+        self.spent = 0.0
         # In how many runs, since these were counted last, how many calls were recorded or made again, and how many
         # were answered and computed; and how often in a row the former were more.
         self.runs = self.lost = self.gained = self.losses = 0
@@ -60,11 +69,18 @@ class Patience:
             self.seen.clear()
             self.needed.clear()
         # One that comes again and again does not wait for a pause that others have caused.
-        return self.hold < 0 and count >= needed and (self.wait < 0 or count >= _OFTEN)
+        often = self.hold < 0 and count >= needed and (self.wait < 0 or count >= _OFTEN)
+        # Nobody begins to look for a few runs.
+        return often and self.affords(2 * self.spent, process_time())
+
+    def affords(self, seconds: float, now: float) -> bool:
+        """Whether so much may have been spent."""
+        return seconds <= _FREE + _SHARE * (now - self.first)
 
     def begin(self) -> None:
         """Count anew, as calls are looked at from now on."""
         self.in_vain = self.runs = self.lost = self.gained = self.losses = 0
+        self.last = 0.0
         self.tried.clear()
 
     def pause(self) -> None:
@@ -77,6 +93,11 @@ class Patience:
         """Count a run that was looked at."""
         self.in_vain = 0 if followed else self.in_vain + 1
         self.waited -= followed and self.waited > 0
+        # To ask takes a microsecond.
+        now = process_time() if self.spent else 0.0
+        if followed and self.last and now:
+            self.spent = max(0.0, self.spent - (now - self.last))
+        self.last = now
         self.runs += 1
         if self.runs >= _WINDOW * _PATIENCE:
             if self.lost > self.gained:
@@ -90,7 +111,7 @@ class Patience:
         if self.losses > 1:
             self.hold = self.held = min(max(_HOLD, 4 * self.held), _LONGEST_HOLD)
             return True
-        return self.in_vain > _PATIENCE
+        return self.in_vain > _PATIENCE or not self.affords(self.spent, self.last or math.inf)
 
     def gain(self, run: Run) -> None:
         """Count what a run that was followed has gained: the calls that it answered, less what a run costs as well. A
