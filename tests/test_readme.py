@@ -68,3 +68,32 @@ def test_the_first_program_learns(capsys: pytest.CaptureFixture[str]) -> None:
     match = re.search(r"loss ([\d.]+), accuracy ([\d.]+)", capsys.readouterr().out)
     assert match
     assert float(match[2]) >= 0.95
+
+
+def test_its_figures_stand_where_they_were_measured() -> None:
+    """Each ratio has its row in the benchmarks; what is counted in words is counted here."""
+    measured = "".join(
+        (ROOT / "benchmarks" / name).read_text(encoding="utf-8")
+        for name in ("README.md", "operations.md")
+    )
+    table = re.search(r"^\| \| ratio \|\n(.*?)\n\n", README, re.M | re.S)
+    assert table
+    fast = re.search(r"\*\*How fast\.\*\*(.*?)\[More", README, re.S)
+    assert fast
+    ratios = set(
+        re.findall(
+            r"(?<![\d.])\d+\.\d+(?![\d.])", re.sub(r"Qwen\S+|Diffusion 1.5", "", table[1] + fast[1])
+        )
+    )
+    assert len(ratios) > 20
+    missing = [r for r in ratios if not re.search(rf"(?<![\d.]){re.escape(r)}(?![\d.])", measured)]
+    assert not missing, missing
+    models = (ROOT / "docs" / "pytorch-models.md").read_text(encoding="utf-8")
+    families = len(re.findall(r"^\| (?!model |---)", models, re.M))
+    assert f"{families} families of models" in README
+    examples = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
+    programs = len(re.findall(r"^\| \[\w+\]\(\w+\.py\)", examples, re.M))
+    assert programs == 22 and "Twenty-two more programs" in README
+    conformance = (ROOT / "docs" / "conformance-torch.md").read_text(encoding="utf-8")
+    shares = [float(p) for p in re.findall(r" ([\d.]+) % \|$", conformance, re.M)]
+    assert shares and min(shares) > 99 and "more than\n99 % pass" in README

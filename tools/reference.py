@@ -72,11 +72,11 @@ class _Shown(griffe.ObjectNode):
 
     @property
     def children(self) -> list[griffe.ObjectNode]:
-        """Return what a class has of its own, but the classes that it only mentions."""
+        """Return what a class has of its own, but the classes that it only mentions; `__init__` has its arguments."""
         return [
             _Shown(child.obj, child.name, parent=self)
             for child in super().children
-            if not child.name.startswith("_") and not child.is_class
+            if child.name == "__init__" or not (child.name.startswith("_") or child.is_class)
         ]
 
 

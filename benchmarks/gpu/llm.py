@@ -1,11 +1,12 @@
 """A language model of packed weights: what a token and a prompt take, and the share of the card that they use.
 
 python -m benchmarks.gpu.llm [--shape 8b|0.5b|tiny] [--dtype float16|float32] [--prompt 2048] [--tokens 64] [--layers N]
-    [--kernels] [--profile]
+    [--kernels] [--rows 1 8 32] [--profile]
 
 The weights are random, packed as Q4_K_M packs them. A token reads all of them once: its bytes a second are set against
 what a copy of a large tensor moves. A prompt is set against float16 products of the same sizes. With --kernels each
-dispatch of a token's step is timed alone, and with --layers there are as many layers. --profile: of the thread.
+dispatch of a token's step is timed alone, and of steps of --rows texts, and with --layers there are as many layers.
+--profile: of the thread.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 
 import webtorch
 from benchmarks.gpu.device import device_seconds, timeline
+from benchmarks.llm.clients import made as answered
 from benchmarks.llm.random_models import SHAPES, build
 from webtorch.llm.batch import Batch
 from webtorch.llm.model import Model
@@ -55,15 +57,17 @@ def products(model: Model, count: int) -> float:
 
 
 def kernels(batch: Batch) -> None:
-    """Print what the step of a token takes on the device, whole, and dispatch by dispatch."""
+    """Print what the steps of texts take on the device, whole, and dispatch by dispatch."""
     made: Any = batch._made
     for (rows, *_), step in made.items():
         executable = step.latest().executable
-        if rows == 1 and executable is not None:
+        if rows > 0 and executable is not None:
             shares = timeline(executable)
             total = sum(s.seconds for s in shares)
             whole = device_seconds(executable)
-            print(f"{len(shares)} dispatches, {whole * 1e6:.0f} us, apart {total * 1e6:.0f} us")
+            print(
+                f"{rows} rows: {len(shares)} dispatches, {whole * 1e6:.0f} us, apart {total * 1e6:.0f} us"
+            )
             for s in shares:
                 print(f"{s.step:4} {s.seconds * 1e6:8.2f} us {s.grid!s:18} {s.name}")
 
@@ -77,6 +81,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1])
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     webtorch.set_default_device("webgpu")
@@ -88,7 +93,9 @@ def main() -> None:
     print(
         f"{options.shape}, {options.dtype}: {nbytes / 1e9:.2f} GB of weights, made in {made:.0f} s"
     )
-    batch = Batch(model, options.prompt + 2 * options.tokens + 64, 1, webtorch.float16)
+    batch = Batch(
+        model, options.prompt + 2 * options.tokens + 64, max(options.rows), webtorch.float16
+    )
     rng = np.random.default_rng(0)
     vocabulary = model.config.vocab_size
     first = []
@@ -120,6 +127,13 @@ def main() -> None:
             for _ in batch.generate(prompt[:16], options.tokens, Sampling(temperature=0.0)):
                 pass
         pstats.Stats(profile).sort_stats("tottime").print_stats(30)
+    for texts in options.rows:
+        if texts > 1:
+            clock, _ = answered(batch, texts, options.tokens)
+            clock, _ = answered(batch, texts, options.tokens)
+            print(
+                f"{texts} texts: {texts * options.tokens / clock:.0f} tokens/s, with their prompts of 24"
+            )
     if options.kernels:
         kernels(batch)
 

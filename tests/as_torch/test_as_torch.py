@@ -257,6 +257,17 @@ def test_a_missing_name_says_which_and_where(
     assert "webtorch/cli/run.py" not in said and "runpy" not in said
 
 
+def test_a_program_that_cannot_begin_is_told_without_our_frames(tmp_path: Path) -> None:
+    (tmp_path / "half.py").write_text("def f(:\n")
+    for told, said in (
+        ([str(tmp_path)], f"webtorch: run: can't find '__main__' module in {str(tmp_path)!r}\n"),
+        (["-m", "no_such_module"], "webtorch: run: No module named no_such_module\n"),
+        ([str(tmp_path / "half.py")], "SyntaxError: invalid syntax\n"),
+    ):
+        found = python("-m", "webtorch", "run", *told, code=1)[1]
+        assert found.endswith(said) and "runpy" not in found and "Traceback" not in found
+
+
 def test_exit_codes_arguments_and_modules(tmp_path: Path) -> None:
     package = tmp_path / "tool"
     package.mkdir()

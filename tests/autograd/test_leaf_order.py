@@ -32,6 +32,8 @@ def _linears(t: Any, count: int = 3, bias: bool = True) -> Any:
         (lambda nn: [nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Conv2d(3, 2, 1)], (2, 2, 4, 4)),
         (lambda nn: [nn.Linear(2, 4), nn.LayerNorm(4), nn.PReLU(4)], (4, 2)),
         (lambda nn: [nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)], (2, 3, 4)),
+        (lambda nn: [nn.InstanceNorm1d(3, affine=True), nn.Linear(4, 2), nn.RMSNorm(2)], (2, 3, 4)),
+        (lambda nn: [nn.Linear(3, 2)], (3,)),
     ],
 )
 def test_hooks_of_leaves_and_modules_come_in_one_order(
@@ -41,6 +43,37 @@ def test_hooks_of_leaves_and_modules_come_in_one_order(
         model, log = t.nn.Sequential(*layers(t.nn)), []
         _watch(model, log)
         model(t.ones(shape, requires_grad=True)).sum().backward()
+        return log
+
+    same(program)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shapes"),
+    [
+        (lambda nn: nn.RNN(3, 4, num_layers=2), [(2, 2, 3)]),
+        (lambda nn: nn.GRU(3, 4, bidirectional=True), [(2, 2, 3)]),
+        (lambda nn: nn.LSTM(3, 4, proj_size=2), [(2, 2, 3)]),
+        (lambda nn: nn.Bilinear(3, 4, 2), [(2, 3), (2, 4)]),
+        (lambda nn: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2), dim=1), [(4, 3)]),
+        (lambda nn: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2), dim=None), [(4, 3)]),
+        (lambda nn: nn.MultiheadAttention(4, 2, kdim=3, vdim=5), [(2, 2, 4), (3, 2, 3), (3, 2, 5)]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_hooks_of_weights_come_in_one_order(
+    layer: Callable[[Any], Any], shapes: list[tuple[int, ...]]
+) -> None:
+    def program(t: Any) -> Any:
+        log: list[str] = []
+        model = layer(t.nn)
+        for name, p in model.named_parameters():
+            p.register_hook(lambda g, n=name: log.append(n))
+        inputs = [t.ones(shape, requires_grad=True) for shape in shapes]
+        for place, x in enumerate(inputs):
+            x.register_hook(lambda g, n=f"input {place}": log.append(n))
+        out = model(*inputs)
+        (out[0] if isinstance(out, tuple) else out).sum().backward()
         return log
 
     same(program)

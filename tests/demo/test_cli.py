@@ -22,6 +22,7 @@ from webtorch.runtime import disk
 from webtorch.runtime.backends import cpu
 from webtorch.runtime.backends.webgpu import AdapterInfo
 from webtorch.web.server import server
+from webtorch_autoload import command as before
 
 LAVAPIPE = AdapterInfo(0, "llvmpipe", "Vulkan", "CPU", "Mesa", "Mesa 22", (), {}, None)
 CARD = AdapterInfo(0, "Card 9000", "Vulkan", "DiscreteGPU", "X", "X 1", (), {}, None)
@@ -120,6 +121,7 @@ def test_demo_gpt_trains_samples_and_reports(
         (["demo", "digitz"], "argument digits|gpt: invalid choice: 'digitz'"),
         (["demo", "--device", "cuda"], "'cuda' is no device"),
         (["demo", "--epochs", "0"], "not a whole number above 0"),
+        (["serve", ".", "--port", "65536"], "'65536' is no port"),
         (["demo", "--preset", "tiny"], "--preset is for `webtorch demo gpt`"),
         (["bench"], "invalid choice"),
         (["doctor", "--all"], "webtorch doctor: error: it has no --all"),
@@ -224,6 +226,17 @@ def test_cache_shows_what_is_kept_and_clears_it(
     monkeypatch.setenv("WEBTORCH_CACHE", "0")
     assert cli.main(["cache"]) == 0
     assert "off" in capsys.readouterr().out
+
+
+def test_ctrl_c_while_webtorch_is_loaded_ends_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(before.importlib, "import_module", interrupted)
+    assert before.main() == 130
+    assert capsys.readouterr().err == "webtorch: interrupted\n"
 
 
 def test_the_module_runs_as_a_program() -> None:

@@ -50,10 +50,28 @@ def test_the_error_is_pytorchs(name: str) -> None:
         lambda t: t.nn.functional.cross_entropy([1.0], t.zeros(1)),
         lambda t: t.nn.functional.conv2d([1.0], t.ones(1, 1, 1, 1)),
         lambda t: t.where([1], t.ones(1), t.ones(1)),
+        lambda t: t.zeros(1, out=[1.0]),
+        lambda t: t.exp(t.ones(1), out=[1.0]),
+        lambda t: t.add(t.ones(1), t.ones(1), out=[1.0]),
     ],
 )
 def test_the_error_names_the_argument(call: Callable[[Any], Any]) -> None:
-    with pytest.raises(TypeError, match="must be Tensor, not list"):
+    with pytest.raises(TypeError, match=r"must be Tensor, not (list|float)"):
+        call(webtorch)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t: t.ones(1, dtype="float32"),
+        lambda t: t.tensor([1.0], dtype="float32"),
+        lambda t: t.ones(1).to(dtype="float32"),
+    ],
+)
+def test_a_name_is_no_type(call: Callable[[Any], Any]) -> None:
+    with pytest.raises(
+        TypeError, match=r"argument 'dtype' must be torch\.dtype, not str: 'float32'"
+    ):
         call(webtorch)
 
 

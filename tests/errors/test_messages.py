@@ -72,6 +72,18 @@ DTYPES: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
         lambda t: t.zeros(2, 3) @ t.zeros(3, 2, dtype=t.float16),
         ["matmul", "same dtype", ".to(torch.float32)"],
     ),
+    "linear": (
+        lambda t: t.nn.Linear(2, 2)(t.zeros(1, 2, dtype=t.int64)),
+        ["mat1 and mat2 must have the same dtype, but got Long and Float"],
+    ),
+    "layer norm": (
+        lambda t: t.nn.LayerNorm(2)(t.zeros(2, dtype=t.float64)),
+        ["all inputs must share same datatype", "torch.float64"],
+    ),
+    "classes": (
+        lambda t: t.nn.functional.cross_entropy(t.zeros(1, 2), t.zeros(1, dtype=t.int32)),
+        ["expected target dtype to be Long or Byte, but got Int", ".long()"],
+    ),
     "softmax": (lambda t: t.zeros(2, dtype=t.int32).softmax(0), ["softmax", "float32"]),
     "in place": (lambda t: t.zeros(3, dtype=t.int32).sin_(), ["Float", "Int"]),
     "grad": (lambda t: t.zeros(3, dtype=t.int32).requires_grad_(), ["floating point"]),

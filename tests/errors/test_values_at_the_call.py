@@ -64,13 +64,23 @@ def test_what_is_no_probability_is_not_drawn_by(p: float) -> None:
                 call(chances)
 
 
-def test_a_remembered_call_raises_at_the_next_read_at_the_latest() -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, i: x.index_select(1, i),
+        lambda x, i: x[:, i],
+        lambda x, i: x[i],
+        lambda x, i: x.gather(1, i[None]),
+        lambda x, i: webtorch.nn.functional.embedding(i, x),
+    ],
+)
+def test_a_remembered_call_raises_at_the_call(call: Any) -> None:
     x = webtorch.arange(6.0).reshape(2, 3)
     near, far = webtorch.tensor([0, 1]), webtorch.tensor([0, 9])
     for _ in range(5):
-        x.index_select(1, near).tolist()
+        call(x, near).tolist()
     with pytest.raises(IndexError, match="index"):
-        x.index_select(1, far).tolist()
+        call(x, far)
 
 
 def test_classes_that_are_ignored_are_no_error() -> None:
@@ -104,3 +114,10 @@ def test_what_is_no_probability_has_no_cross_entropy(
         a, b = a * 1, b * 1
     with pytest.raises(RuntimeError, match=rule):
         webtorch.nn.functional.binary_cross_entropy(a, b).item()
+
+
+def test_weights_that_were_written_are_checked_at_the_call() -> None:
+    weights = webtorch.ones(3)
+    weights[1] = -1.0
+    with pytest.raises(RuntimeError, match="element < 0"):
+        webtorch.multinomial(weights, 1)

@@ -167,3 +167,72 @@ def test_layers_of_transformers_and_recurrence() -> None:
         return each, forward, seen.detach()
 
     same(program, "cpu", 1e-3)
+
+
+def test_memory_that_a_transform_has_not_made_is_not_written(device: str) -> None:
+    """A buffer that the function closes over, and views of it; its arguments and what it makes may be written."""
+
+    def program(lib: Library) -> Any:
+        t, f, out = lib.torch, lib.func, []
+        kept, norm = lib.tensor(4), lib.filled(lib.nn.BatchNorm1d(4))
+        point, points = lib.tensor(4, seed=1), lib.tensor(3, 4, seed=2)
+
+        def view(x: Any) -> Any:
+            kept[1:].zero_()
+            return x.sum()
+
+        def filled(x: Any) -> Any:
+            new = t.empty_like(x)
+            new.copy_(x)
+            new[0] = 2
+            return (new * x).sum()
+
+        def inner(x: Any) -> Any:
+            g = f.grad(lambda y: (y**3).sum())(x)
+            g[0] = 1
+            return (g * x).sum()
+
+        for transform in (
+            lambda: f.grad(lambda x: (kept.add_(1) * x).sum())(point),
+            lambda: f.grad(view)(point),
+            lambda: f.vjp(lambda x: kept.mul_(x), point),
+            lambda: f.jvp(lambda x: kept.add_(1) * x, (point,), (point,)),
+            lambda: f.vmap(f.grad(lambda x: kept.add_(x).sum()))(points),
+            lambda: f.grad(lambda x: f.vmap(lambda r: kept.add_(1) * r)(x).sum())(points),
+            lambda: f.grad(lambda x: norm(x).sum())(points),
+        ):
+            with pytest.raises(RuntimeError, match="mutate a captured Tensor"):
+                transform()
+        for allowed in (
+            lambda: f.grad(filled)(point),
+            lambda: f.grad(inner)(point),
+            lambda: f.grad(lambda x, b: (b.add_(1) * x).sum())(point, kept),
+            lambda: f.jvp(lambda x: t.zeros_like(x).add_(x), (point,), (point,)),
+            lambda: f.vmap(f.grad(filled))(points),
+        ):
+            out.append(allowed())
+        return out, kept, norm.running_mean
+
+    same(program, device)
+
+
+def test_a_user_sees_gradients_of_the_innermost_transform_alone(device: str) -> None:
+    def program(lib: Library) -> Any:
+        f, log = lib.func, []
+        x, w = lib.tensor(3, 4).requires_grad_(), lib.tensor(4).requires_grad_()
+
+        def seen(*tensors: Any) -> None:
+            log.extend([(t.requires_grad, t.is_leaf, t.grad_fn is None) for t in tensors])
+
+        def function(r: Any) -> Any:
+            seen(r, r * 2, w, (r * w).detach())
+            log.extend([(r * w).requires_grad, (w * 1).requires_grad, (r * r).requires_grad])
+            return (r * w).sum()
+
+        f.vmap(function)(x).sum().backward()
+        given = f.grad(function)(x.detach()[0]), f.vmap(f.grad(function))(x.detach())
+        moved = f.jvp(function, (x.detach()[0],), (lib.tensor(4, seed=1),))
+        seen(x * 2, *given)
+        return [str(one) for one in log], x.grad, w.grad, given, moved
+
+    same(program, device)

@@ -514,3 +514,26 @@ def test_a_result_that_is_no_view_is_none_outside_either() -> None:
 
     same(lambda lib: program(lib, lambda r: r * 2 + r.sum()), "cpu")
     same(lambda lib: lib.func.vmap(lambda r: (r * 2)[1:])(lib.tensor(2, 3))._is_view(), "cpu")
+
+
+@pytest.mark.parametrize("in_dim", [0, 2])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r.unsqueeze_(0),
+        lambda r: r.unsqueeze_(-1),
+        lambda r: r.t_(),
+        lambda r: r.transpose_(0, 1),
+        lambda r: r.squeeze_(),
+    ],
+)
+def test_an_argument_that_changes_its_shape_has_it_outside(
+    change: Callable[[Any], Any], in_dim: int, device: str
+) -> None:
+    def program(lib: Library) -> Any:
+        x, y = lib.tensor(2, 1, 3), lib.tensor(2, 1, 3)
+        out = lib.func.vmap(lambda r: change(r) * 2, in_dims=in_dim)(x)
+        same_one = lib.func.vmap(change, in_dims=in_dim)(y)
+        return out, x, str(x.stride()), same_one, y
+
+    same(program, device)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
         ("cpu", 2, 3, "embedding"),
         pytest.param("cpu", 2, 50, ",".join(MODELS), marks=pytest.mark.long),
         pytest.param("cpu", 4, 50, ",".join(MODELS), marks=pytest.mark.long),
-        *(pytest.param("", n, 3, ",".join(MODELS), marks=pytest.mark.long) for n in (1, 2, 4)),
+        *(pytest.param("", n, 50, ",".join(MODELS), marks=pytest.mark.long) for n in (1, 2, 4)),
     ],
 )
 def test_losses_are_those_of_the_whole_batch(

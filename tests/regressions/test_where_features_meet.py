@@ -969,3 +969,89 @@ def test_views_of_what_is_detached_need_no_gradient_in_a_compiled_call(device: s
         return [[(y.requires_grad, y.tolist()) for y in call(x)] for _ in range(3)]
 
     _both(story, device)
+
+
+def test_a_far_index_raises_at_its_call_also_in_a_call_that_is_remembered() -> None:
+    def program(t: Any) -> None:
+        x, near, far = t.arange(5.0), t.tensor([1, 2]), t.tensor([1, 9])
+        calls = (
+            lambda i: x[i],
+            lambda i: x.gather(0, i),
+            lambda i: x.index_select(0, i),
+            lambda i: t.nn.functional.embedding(i, x.reshape(5, 1)),
+            lambda i: t.nn.functional.cross_entropy(x.reshape(1, 5).expand(2, 5), i),
+        )
+        for call in calls:
+            for _ in range(4):
+                call(near)
+            with pytest.raises((IndexError, RuntimeError)):
+                call(far)
+
+    program(torch)
+    program(webtorch)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_queries_that_see_nothing_get_what_pytorch_gives(
+    training: bool, recorded: bool, need_weights: bool
+) -> None:
+    """NaN where PyTorch makes one operation of the layer, or computes weights, and else 0."""
+
+    def program(t: Any) -> list[Any]:
+        x = t.arange(24.0).sin().reshape(2, 3, 4)
+        padding = t.tensor([[True, True, True], [False, False, True]])
+        mask = t.tensor([[True, True, True], [False, True, True], [False, False, True]])
+        attention = t.nn.MultiheadAttention(4, 2, batch_first=True)
+        layers = [
+            t.nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True, norm_first=first)
+            for first in (True, False)
+        ]
+        found = []
+        for module in (attention, *layers):
+            with t.no_grad():
+                for i, p in enumerate(module.parameters()):
+                    p.copy_((t.arange(float(p.numel())) + i).sin().reshape(p.shape))
+            module.train(training)
+        with t.set_grad_enabled(recorded):
+            for kwargs in ({"key_padding_mask": padding}, {"attn_mask": mask}):
+                out, weights = attention(x, x, x, need_weights=need_weights, **kwargs)
+                found += [out, t.zeros(1) if weights is None else weights]
+            found += [layer(x, src_key_padding_mask=padding) for layer in layers]
+        return [(one.detach().tolist(), one.stride()) for one in found]
+
+    for (ours, strides), (theirs, expected) in zip(program(webtorch), program(torch), strict=True):
+        torch.testing.assert_close(
+            torch.tensor(ours), torch.tensor(theirs), equal_nan=True, rtol=1e-4, atol=1e-5
+        )
+        assert strides == expected
+
+
+def test_flags_and_counts_of_writes_are_pytorchs() -> None:
+    def program(t: Any) -> list[Any]:
+        class Doubled(t.autograd.Function):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def forward(ctx: Any, x: Any, good: bool) -> Any:
+                ctx.mark_dirty(x)
+                ctx.good = good
+                return x.mul_(2)
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                return (g * 2 if ctx.good else "a"), None
+
+        x = t.ones(2, requires_grad=True)
+        y = x * 1
+        Doubled.apply(y, True).sum().backward()
+        with pytest.raises(RuntimeError, match=r"expected Variable or None \(got str\)"):
+            Doubled.apply(x * 1, False).sum().backward()
+        with pytest.raises(RuntimeError, match="requires_grad must be a bool"):
+            x.requires_grad = 1
+        with t.inference_mode():
+            still = t.ones(2)
+        with pytest.raises(RuntimeError, match="Setting requires_grad=True on inference tensor"):
+            t.nn.Parameter(still)
+        return [y._version, x.grad.tolist()]
+
+    assert program(webtorch) == program(torch)

@@ -18,6 +18,7 @@ from webtorch import nn
 from webtorch.errors import DTypeError
 from webtorch.io.safetensors import loads
 from webtorch.nn import functional as F
+from webtorch.runtime.backends import webassembly
 from webtorch.runtime.backends.wasm import link
 from webtorch.web.server import server
 
@@ -439,4 +440,15 @@ def test_what_only_webgpu_does_is_said(tmp_path: Any) -> None:
     with pytest.raises(DTypeError, match="float64"):
         torch.export(lambda x: x * 2, tmp_path, (x,), cpu=True)
     torch.export(lambda x: x * 2, tmp_path, (torch.ones(3),), cpu=False)
+    assert not (tmp_path / "cpu.wasm").exists()
+
+
+def test_what_writes_the_processor_s_program_is_missing(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webassembly(), "available", lambda: False)
+    with pytest.warns(
+        UserWarning, match=r"needs a browser with WebGPU: llvmlite, .*pip install numba"
+    ):
+        torch.export(lambda x: x * 2, tmp_path, (torch.ones(3),))
     assert not (tmp_path / "cpu.wasm").exists()

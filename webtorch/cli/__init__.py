@@ -10,6 +10,7 @@ import argparse
 import importlib
 import io
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # Only what the command needs is loaded; its packages may be absent for the others.
         command = importlib.import_module(f"webtorch.cli.{options.command}")
-        return int(command.main(options, importlib.import_module("rich.console").Console()))
+        with warnings.catch_warnings():
+            if options.command != "run":  # there they are the program's
+                warnings.showwarning = lambda message, *_, **__: complain(str(message))
+            return int(command.main(options, importlib.import_module("rich.console").Console()))
     except KeyboardInterrupt:
         complain("interrupted")
         return 130
@@ -123,9 +127,7 @@ def _serve(commands: _Commands) -> None:
         "browser, until interrupted.",
     )
     command.add_argument("folder", type=Path, metavar="DIR")
-    command.add_argument(
-        "--port", type=_positive, metavar="N", help="(default 8000; else a free one)"
-    )
+    command.add_argument("--port", type=_port, metavar="N", help="(default 8000; else a free one)")
     command.add_argument("--no-browser", action="store_true", help="print the address only")
 
 
@@ -314,7 +316,7 @@ def _serve_llm(commands: _Commands) -> None:
     )
     _add_model(command)
     command.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
-    command.add_argument("--port", type=_positive, default=8080, metavar="N", help="(default 8080)")
+    command.add_argument("--port", type=_port, default=8080, metavar="N", help="(default 8080)")
     command.add_argument(
         "--api-key", metavar="KEY", help="what clients must send (or WEBTORCH_API_KEY)"
     )
@@ -483,4 +485,11 @@ def _positive(text: str) -> int:
         value = 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return value
+
+
+def _port(text: str) -> int:
+    value = _positive(text)
+    if value > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: they end at 65535")
     return value

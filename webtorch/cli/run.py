@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from webtorch.as_torch import install_as_torch
+from webtorch.cli.messages import complain
 from webtorch.functions import public as webtorch
 from webtorch.tensors.device import resolve, stand_in_for_cpu
 
@@ -46,20 +47,24 @@ def run(
         sys.stderr.write(f"{stop.code}\n")
         return 1
     except Exception as error:
-        traceback.print_exception(type(error), error, _of_program(error.__traceback__))
+        part = _of_program(error.__traceback__)
+        if part is None and isinstance(error, ImportError):
+            complain(f"run: {error}")
+        else:
+            traceback.print_exception(type(error), error, part)
         return 1
     return 0
 
 
 def _of_program(trace: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback that begins in the program."""
+    """Return the part of a traceback that begins in the program, or None where the program did not begin."""
     at = trace
     while at is not None:
         file = at.tb_frame.f_code.co_filename
         if not (file == __file__ or "runpy" in file):
             return at
         at = at.tb_next
-    return trace
+    return None
 
 
 def main(options: argparse.Namespace, console: object) -> int:

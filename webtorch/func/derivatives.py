@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
+from weakref import WeakSet
 
 from webtorch.func.vmap import vmap
 from webtorch.ops.primitive import fill
@@ -18,6 +19,7 @@ from webtorch.ops.record import TABLE
 from webtorch.tensors import engine
 from webtorch.tensors.forward import Level, dual, tangent_of
 from webtorch.tensors.modes import enable_grad, mode, transforms
+from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import AccumulateGrad, GradFn, Source, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 from webtorch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
@@ -38,6 +40,8 @@ class _Transform:
         self.sources: set[GradFn] = set()
         self.outside = mode.grad
         self.number = next(mode.numbers)
+        # The memory of what it was given, or has made: it may write no other.
+        self.made = WeakSet[Storage]()
 
     def __enter__(self) -> _Transform:
         self.before = mode.grad, mode.inference, mode.transforms, mode.hooks_disabled
@@ -56,8 +60,13 @@ class _Transform:
     ) -> None:
         mode.grad, mode.inference, mode.transforms, mode.hooks_disabled = self.before
         transforms.add(-1)
+        _hand_over(self.made)
         for source in self.sources:
             source.open = False  # type: ignore[attr-defined]
+
+    def take(self, tree: object) -> None:
+        """Let the function write the arguments that it is given."""
+        self.made.update(x._storage for x in tree_leaves(tree) if isinstance(x, Tensor))
 
     def start(self, x: object) -> Tensor:
         """Return x as a starting point of this differentiation."""
@@ -107,6 +116,12 @@ class _Transform:
                     t._grad_fn, t._requires_grad, t._output_nr = None, False, 0
 
 
+def _hand_over(made: WeakSet[Storage]) -> None:
+    """Let the transform outside write what one within it has made."""
+    if mode.transforms and mode.transforms[-1].made is not None:
+        mode.transforms[-1].made |= made
+
+
 def _before(fn: GradFn) -> set[GradFn]:
     """Return the function and all that come before it."""
     pending, seen = [fn], set[GradFn]()
@@ -119,10 +134,17 @@ def _before(fn: GradFn) -> set[GradFn]:
 
 
 class Running:
-    """A transform runs that starts no gradients: forward mode, or one that changes nothing here."""
+    """A transform runs that starts no gradients: forward mode, which is given `args`, or one that changes nothing here
+    and may write what may be written outside.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, args: object = None) -> None:
         self.number = next(mode.numbers)
+        self.made = mode.transforms[-1].made if mode.transforms else None
+        if args is not None:
+            self.made = WeakSet[Storage](
+                x._storage for x in tree_leaves(args) if isinstance(x, Tensor)
+            )
 
     def tracks(self, x: Tensor) -> bool:
         """Return False: nothing starts here."""
@@ -141,6 +163,8 @@ class Running:
     ) -> None:
         mode.transforms = self.before
         transforms.add(-1)
+        if self.made is not None:
+            _hand_over(self.made)
 
 
 def cut(x: Tensor) -> Tensor:
@@ -243,6 +267,7 @@ def grad_and_value(
         """Return the gradient and the value, with aux if there is one."""
         numbers = checked_argnums(argnums, len(args))
         with _Transform() as transform:
+            transform.take((args, kwargs))
             starts = [tree_map(transform.start, args[n]) for n in numbers]
             given = _replaced(args, numbers, starts)
             others = [args[n] for n in range(len(args)) if n not in numbers]
@@ -306,6 +331,7 @@ def _vjp(
 ) -> Any:
     numbers = tuple(range(len(args))) if argnums is None else checked_argnums(argnums, len(args))
     with _Transform() as transform:
+        transform.take(args)
         starts = [tree_map(transform.start, args[n]) for n in numbers]
         result = func(*_replaced(args, numbers, starts))
         result, aux = _parts(result, has_aux, "vjp(f, *primals)")
@@ -412,7 +438,7 @@ def _jvp(
                 raise RuntimeError(
                     f"{_JVP}: Expected {name} to only contain Tensors, got {type(x)}"
                 )
-    with Level() as level, Running():
+    with Level() as level, Running((args, tangents)):
         duals = [dual(p, t, level) for p, t in zip(leaves, directions, strict=True)]
         result = func(*_replaced(args, numbers, tree_unflatten(duals, spec)))
         result, aux = _parts(result, has_aux, _JVP)

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from webtorch.functions.movement import become
 from webtorch.ops.record import TABLE
 from webtorch.tensors.batching import Vmap, batch, place_of, unbatch
 from webtorch.tensors.tensor import Tensor
@@ -65,6 +66,10 @@ def _whole(
     with Vmap(size, randomness) as level:
         parts = [x if d is None else batch(x, d, level.number) for x, d in given]
         found = run(parts)
+        for p, (x, d) in zip(parts, given, strict=True):
+            if d is not None and not _lies_within(p, x, d):
+                # Written as another shape (`unsqueeze_`): so is what was given.
+                become(x, unbatch(p, place_of(p, level.number), level.number, level.size))
         leaves, spec = tree_flatten(found)
         dims = _parse_out_dims(func, out_dims, found, spec, len(leaves))
         # An argument that the function returns, changed in place or not, is the tensor that was given.
@@ -144,6 +149,16 @@ def _removed(
         # A result that is no view is none outside either; of a leaf there are views alone.
         out._base = None
     return out
+
+
+def _lies_within(p: Tensor, x: Tensor, d: int) -> bool:
+    """Whether a tensor lies as another one without a dim, or somewhere else by now."""
+    shape, strides = x._shape, x._strides
+    return p._storage is not x._storage or (p._shape, p._strides, p._offset) == (
+        shape[:d] + shape[d + 1 :],
+        strides[:d] + strides[d + 1 :],
+        x._offset,
+    )
 
 
 def _lies_as(x: Tensor, other: Tensor) -> bool:

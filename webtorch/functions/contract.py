@@ -45,8 +45,8 @@ def check_types(op: str, a: Tensor, b: Tensor) -> None:
     """Raise unless `a` and `b` have one type that products exist for."""
     if a.dtype is not b.dtype:
         raise DTypeError(
-            f"{op}: expected m1 and m2 to have the same dtype, but got: {a.dtype.c_name} != "
-            f"{b.dtype.c_name}. Convert one of them, as in other.to({a.dtype})."
+            f"expected m1 and m2 to have the same dtype, but got: {a.dtype.c_name} != {b.dtype.c_name}. Convert one of "
+            f"the operands of {op}, as in other.to({a.dtype})."
         )
     if a.dtype is bool_:
         raise NotImplementedError(
@@ -444,6 +444,13 @@ def _linear_name(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> s
     return "UnsafeViewBackward0" if bias is None or input.ndim == 1 else "ViewBackward0"
 
 
+def _linear_leads(input: Tensor, _weight: Tensor, bias: Tensor | None) -> tuple[int, ...] | None:
+    """PyTorch adds the bias last. Rows that it sees as a matrix for that are behind a view."""
+    if bias is None:
+        return None
+    return (2, 0, 1) if input.ndim == 2 or not input.is_contiguous() else (2, 1, 0)
+
+
 @composite(
     family="contract",
     function_in=("nn.functional",),
@@ -454,7 +461,7 @@ def _linear_name(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> s
     takes_out=True,
     gradient_name=_linear_name,
     complex_rule=True,
-    bias_first=True,
+    leads=_linear_leads,
     vjp=(_cotangent_of_input, _cotangent_of_weight, lambda g, _out, _input, _weight, _bias: g),
     gain=1.0,
 )
@@ -480,7 +487,12 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if bias.dtype is not input.dtype and len(inputs) > 2 and not input.is_contiguous():
             # PyTorch adds it to the product of such an input, in the product's type.
             return to_type(linear.function(input, weight) + bias, input.dtype)
-        check_types("linear", input, bias)
+        for names, x, y in (("mat1 and mat2", input, weight), ("self and mat2", bias, weight)):
+            if x.dtype is not y.dtype:
+                raise DTypeError(
+                    f"{names} must have the same dtype, but got {x.dtype.legacy} and {y.dtype.legacy}. Convert one of "
+                    f"the operands of linear, as in input.to({weight.dtype})."
+                )
         outputs = weights[:-1]
         result = (*inputs[:-1], *outputs)
         if not expands_to(bias._shape, result):
@@ -531,10 +543,12 @@ def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None
     check_types("bilinear", input1, weight)
     check_types("bilinear", input2, weight)
     features, size1, size2 = weight.shape
-    # (*, A) @ (A, K B) -> (*, K, B), then a dot product with (*, 1, B) over B.
-    half = matmul(input1, weight.permute(1, 0, 2).reshape(size1, features * size2))
+    # (*, A) @ (A, K B) -> (*, K, B), then a dot product with (*, 1, B) over B. Recorded so that leaves get their
+    # gradients in PyTorch's order: the weight, input2, input1.
+    rows, columns = input1.view(input1.shape), input2.unsqueeze(-2)
+    half = matmul(rows, weight.permute(1, 0, 2).reshape(size1, features * size2))
     half = half.reshape((*input1.shape[:-1], features, size2))
-    out = (half * input2.unsqueeze(-2)).sum(-1, dtype=weight.dtype)
+    out = (half * columns).sum(-1, dtype=weight.dtype)
     return out if bias is None else out + bias
 
 

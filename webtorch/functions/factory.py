@@ -18,7 +18,7 @@ from webtorch.ir.dtype import DType, of_python
 from webtorch.ir.view import Shape
 from webtorch.ops.primitive import cast_to, each
 from webtorch.tensors.above import ask
-from webtorch.tensors.calls import store_in
+from webtorch.tensors.calls import check_out, store_in
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.formats import memory_format as MemoryFormat
@@ -37,7 +37,9 @@ def chosen_dtype(dtype: DType | None, otherwise: DType | None = None) -> DType:
         return get_default_dtype() if otherwise is None else otherwise
     found = of_python(dtype)
     if not isinstance(found, DType):
-        raise TypeError(f"dtype must be a torch.dtype, not {type(dtype).__name__}: {dtype!r}")
+        raise TypeError(
+            f"argument 'dtype' must be torch.dtype, not {type(dtype).__name__}: {dtype!r}"
+        )
     return found
 
 
@@ -66,6 +68,7 @@ def finish(
 ) -> Tensor:
     """Apply `requires_grad=` and `out=` to a new tensor."""
     if out is not None:
+        check_out(name, out)
         if name in ("normal", "bernoulli"):
             # Drawn in place, whatever the type.
             result = cast_to(result, out.dtype)
@@ -130,6 +133,8 @@ def of_sizes(make: Function) -> Function:
         requires_grad: bool = False,
         **named: object,
     ) -> Tensor:
+        if out is not None:
+            check_out(name, out)
         wanted = chosen_dtype(dtype, None if out is None else out.dtype)
         where = device if out is None else out.device
         shape = size_of(name, args, size)

@@ -239,6 +239,8 @@ def take_at(
     names: Mapping[int, int] | None = None,
 ) -> Tensor:
     """Return x indexed by integer tensors, given by dimension."""
+    # Of a call that is remembered, too.
+    check_bounds(x, tensors, names)
     named = None if names is None else tuple(names.items())
     return _taken(x, tuple(tensors), tuple(single), named, *tensors.values())
 
@@ -254,7 +256,6 @@ def _taken(
     names = None if named is None else dict(named)
     given = dict(zip(dims, indices, strict=True))
     layout = Layout(x._shape, given, single, names)
-    check_bounds(x, given, names)
     if 0 in layout.index_shape:
         return no_elements(x, layout.shape)
     out = layout.to_result(
@@ -279,7 +280,9 @@ def check_bounds(
     """Raise IndexOutOfRangeError where a position that is at hand lies beyond its dim; else the next read does."""
     for d, index in tensors.items():
         size = x._shape[d]
-        check_places("index", index, size, low=-size, dim=d if names is None else names.get(d, d))
+        if size:
+            place = d if names is None else names.get(d, d)
+            check_places("index", index, size, low=-size, dim=place)
 
 
 def no_elements(x: Tensor, shape: Shape) -> Tensor:

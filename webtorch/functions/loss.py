@@ -16,7 +16,7 @@ from webtorch.functions import gather_scatter
 from webtorch.functions.check import demand
 from webtorch.functions.composite import log_softmax, pairwise_distance
 from webtorch.functions.reduce import mean, positions, sum
-from webtorch.ir.dtype import FLOATS, int64
+from webtorch.ir.dtype import FLOATS, int64, uint8
 from webtorch.ir.view import broadcast_shapes
 from webtorch.ops.activation import FUNCTIONAL
 from webtorch.ops.comparison import _where, clamp_min, eq, ge, le, logical_and, ne
@@ -444,9 +444,9 @@ def _check_classes(name: str, input: Tensor, target: Tensor, weight: Tensor | No
     if not input.ndim:
         raise ValueError("Expected 1 or more dimensions (got 0)")
     dim = 0 if input.ndim == 1 else 1
-    if target.dtype.kind not in ("int", "uint"):
+    if target.dtype not in (int64, uint8):
         raise DTypeError(
-            f"{name}: expected target dtype to be Long or Byte, but got {target.dtype}. Convert it with .long()."
+            f"{name}: expected target dtype to be Long or Byte, but got {target.dtype.legacy}. Convert it with .long()."
         )
     expected = tuple(s for d, s in enumerate(input.shape) if d != dim)
     if tuple(target.shape) != expected:

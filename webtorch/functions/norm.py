@@ -13,12 +13,13 @@ from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions.pointwise import square
-from webtorch.functions.reduce import count_of, mean_of
+from webtorch.functions.reduce import combine_dims, count_of, mean_of
 from webtorch.ir.dtype import FLOATS, DType, bfloat16, float16, float32, float64
 from webtorch.ops.activation import FUNCTIONAL
-from webtorch.ops.elementwise import rsqrt
+from webtorch.ops.elementwise import abs as absolute
+from webtorch.ops.elementwise import rsqrt, sqrt
 from webtorch.ops.layout import ChannelsLastAs, row_major
-from webtorch.ops.precision import to_type, widened
+from webtorch.ops.precision import is_short, to_type, widened
 from webtorch.ops.record import ANEW, WHOLE, Anew, Autocast, composite
 from webtorch.tensors.tensor import Tensor
 
@@ -133,6 +134,14 @@ def layer_norm(
 ) -> Tensor:
     """Return input with mean 0 and variance 1 over its last dims, times weight, plus bias (Ba et al., 2016)."""
     dims = last_dims("layer_norm", input, normalized_shape, weight=weight, bias=bias)
+    for other in (weight, bias):
+        if other is None or other.dtype is input.dtype:
+            continue
+        if not (is_short(input.dtype) and other.dtype is float32):
+            raise DTypeError(
+                f"layer_norm: mixed dtype (CPU): all inputs must share same datatype, but the input is {input.dtype} "
+                f"and the weight or bias {other.dtype}. Convert one of them, as in input.to({other.dtype})."
+            )
     if 0 in input.shape:
         return _affine(input, weight, bias, input.dtype) if weight is not None else input.clone()
     return _affine(normalized(widened(input), dims, eps), weight, bias, input.dtype)
@@ -145,6 +154,8 @@ def layer_norm(
     autocast=Autocast(gpu="fp32"),
     gradient_name="FusedRmsNormBackward0",
     vjp=ANEW,
+    # PyTorch multiplies by the weight last.
+    leads=lambda _input, _shape, weight, _eps: None if weight is None else (1, 0),
     layout=ChannelsLastAs(0),
 )
 def rms_norm(
@@ -221,7 +232,16 @@ def group_norm(
     )
 
 
-@composite(name="_channels_normalized", function_in=(), torch="", vjp=Anew(unread=("bias",)))
+@composite(
+    name="_channels_normalized",
+    function_in=(),
+    torch="",
+    vjp=Anew(unread=("bias",)),
+    # PyTorch repeats the bias last, where each sample has numbers of its own.
+    leads=lambda _x, weight, bias, dims, _eps: (
+        None if 0 in dims or weight is None or bias is None else (0, 2, 1)
+    ),
+)
 def _channels_normalized(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, dims: tuple[int, ...], eps: float
 ) -> Tensor:
@@ -376,3 +396,25 @@ def instance_norm(
         mean, variance = (mean_of(s, (0,), True) for s in statistics)
         _update_running(running_mean, running_var, mean, variance, momentum)
     return out
+
+
+@composite(
+    name="_weight_norm",
+    function_in=(),
+    torch="",
+    gradient_name=lambda v, _g, dim: (
+        "WeightNormInterfaceBackward0" if dim in (0, v.ndim - 1) else "MulBackward0"
+    ),
+    vjp=ANEW,
+    # PyTorch makes one operation of norms along the first or the last dim.
+    leads=lambda v, _g, dim: None if dim in (0, v.ndim - 1) else (1, 0),
+)
+def weight_normalized(v: Tensor, g: Tensor, dim: int) -> Tensor:
+    """Return v with the norms g along `dim`, or with one norm for -1."""
+    return v * (g / norm_except_dim(v, dim))
+
+
+def norm_except_dim(v: Tensor, dim: int) -> Tensor:
+    """Return the norms of the slices along `dim`, with sizes of 1 elsewhere; of all for -1."""
+    others = tuple([d for d in range(v.ndim) if d != dim])
+    return sqrt(combine_dims(square(v), "sum", others, dim != -1)) if others else absolute(v)

@@ -65,7 +65,7 @@ from webtorch.tensors.limits import finfo
 from webtorch.tensors.modes import mode
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.values import at_hand, check_range
+from webtorch.tensors.values import at_hand_or_written, check_range
 
 _MASK = 0xFFFFFFFF
 
@@ -808,7 +808,7 @@ def _is_checked(rows: Tensor) -> bool:
     """
     if rows.is_meta:
         return True
-    known = at_hand(rows)
+    known = at_hand_or_written(rows)
     if known is not None:
         # NaN is in no range.
         wrong = [

@@ -16,6 +16,7 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Programs that ship inside the package are users of it.
 _USERS = (os.path.join(_PACKAGE, "cli", "demo", ""),)
 # Folders whose code is no user's: the package's, and that of a library which stands between it and the user.
+_WAY_IN = tuple([os.path.join(_PACKAGE, room, "") for room in ("dispatch", "scripts")])
 _libraries: tuple[str, ...] = (_PACKAGE,)
 # What the names in code begin with that such a library made of a user's.
 _made: tuple[str, ...] = ()
@@ -110,6 +111,14 @@ def pass_over(folder: str, made: str) -> None:
 def is_internal(code: CodeType) -> bool:
     """Whether code belongs to the package itself, or to a library that stands between it and the user."""
     return (_internal.get(id(code)) or _look_up(code))[0]
+
+
+def is_user_asking() -> bool:
+    """Whether a user's code reads the property whose function asks this, maybe through the way in and a script."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_WAY_IN):
+        frame = frame.f_back
+    return not is_internal(frame.f_code)
 
 
 def _look_up(code: CodeType) -> tuple[bool, weakref.ref[CodeType]]:

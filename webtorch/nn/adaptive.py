@@ -116,15 +116,15 @@ class AdaptiveLogSoftmaxWithLoss(Module):
                 f"Target values should be in [0, {self.n_classes - 1}], but values in range "
                 f"[{target.min().item()}, {target.max().item()}] were found. "
             )
-        head = F.log_softmax(self.head(x), dim=1)
         place = target.clamp(0, self.shortlist_size - 1)
-        local = webtorch.zeros_like(head[:, 0])
+        local = x.new_zeros(x.shape[0])
         for cluster, (low, high) in enumerate(itertools.pairwise(self.cutoffs)):
             inside = (target >= low) & (target < high)
             place = webtorch.where(inside, self.shortlist_size + cluster, place)
             index = (target - low).clamp(0, high - low - 1).unsqueeze(1)
             found = F.log_softmax(self.tail[cluster](x), dim=1).gather(1, index).squeeze(1)
             local = webtorch.where(inside, found, local)
+        head = F.log_softmax(self.head(x), dim=1)
         output = head.gather(1, place.unsqueeze(1)).squeeze(1) + local
         loss = (-output).mean()
         return _ASMoutput(output if batched else output.squeeze(0), loss)

@@ -9,7 +9,9 @@ from webtorch.nn import init
 from webtorch.nn.linear import Linear
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
+from webtorch.tensors import autocast
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.modes import mode
 from webtorch.tensors.tensor import Tensor
 
 __all__ = ["MultiheadAttention"]
@@ -17,6 +19,11 @@ __all__ = ["MultiheadAttention"]
 
 class NonDynamicallyQuantizableLinear(Linear):
     """A Linear; PyTorch gives attention's output projection this name, and prints it."""
+
+
+def _hides(mask: Tensor) -> Tensor:
+    """Return where a mask hides: where it is true, or -inf."""
+    return mask == float("-inf") if mask.is_floating_point() else mask
 
 
 class MultiheadAttention(Module):
@@ -148,7 +155,47 @@ class MultiheadAttention(Module):
             average_attn_weights=average_attn_weights,
             is_causal=is_causal,
         )
-        return (out.transpose(1, 0), weights) if turned else (out, weights)
+        if turned:
+            out = out.transpose(1, 0)
+            masks = [m for m in (attn_mask, key_padding_mask) if m is not None]
+            if not any(m.is_floating_point() for m in masks) and self.is_native(query, key, value):
+                return self.as_native(out, attn_mask, key_padding_mask), weights
+        return out, weights
+
+    def is_native(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        """Return whether PyTorch makes one operation of a call with three dims and the batch first."""
+        return (
+            query is key
+            and key is value
+            and self._qkv_same_embed_dim
+            and self.in_proj_bias is not None
+            and not (self.training or self.num_heads % 2 or self.add_zero_attn)
+            and self.bias_k is None
+            and not autocast.state.enabled
+            and not mode.exporting
+            and not (mode.grad and any(x.requires_grad for x in (query, *self.parameters())))
+        )
+
+    def as_native(
+        self, out: Tensor, attn_mask: Tensor | None, key_padding_mask: Tensor | None
+    ) -> Tensor:
+        """Return (N, L, E) as PyTorch's one operation gives it: row-major, and NaN where a query sees nothing, which
+        has 0 where attention is written with others.
+        """
+        hidden = None
+        if key_padding_mask is not None:
+            hidden = _hides(key_padding_mask)[:, None, None]
+        if attn_mask is not None:
+            mask = _hides(attn_mask)
+            if mask.dim() == 3:
+                mask = mask.unflatten(0, (-1, self.num_heads))
+            hidden = mask if hidden is None else mask | hidden
+        if hidden is not None:
+            blind = hidden.all(-1)
+            if blind.dim() == 3:
+                blind = blind.any(1)
+            out = out.masked_fill(blind.unsqueeze(-1), float("nan"))
+        return out.contiguous()
 
     def merge_masks(
         self, attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor

@@ -50,7 +50,7 @@ class _Cell:
 
     step: Callable[[Tensor, Tensor, State], tuple[State, State]]
     back: Callable[[State, State, State], tuple[State, State, State]]
-    # Whether the products are not just added up: then the bias of the second one is its own.
+    # Whether the products are not just added up: then they have gradients of their own.
     apart: bool = False
 
 
@@ -164,12 +164,12 @@ class _Steps(autograd.Function):
         reverse: bool,
         mask: Tensor | None,
         gates: Tensor,
-        hh: Tensor,
-        bias: Tensor | None,
         hr: Tensor | None,
+        bias: Tensor | None,
+        hh: Tensor,
         *start: Tensor,
     ) -> tuple[Tensor, ...]:
-        """Return (T, N, H) and the last state."""
+        """Return (T, N, H) and the last state. Leaves get their gradients in the order in which they are given."""
         steps, batch = gates.shape[:2]
         out = gates.new_empty((steps, batch, start[0].shape[1]))
         state: State = start
@@ -191,16 +191,16 @@ class _Steps(autograd.Function):
             else:
                 realize(out, *state)
         ctx.cell, ctx.reverse, ctx.saved = cell, reverse, saved
-        ctx.save_for_backward(mask, gates, hh, bias, hr, *start)
+        ctx.save_for_backward(mask, gates, hr, bias, hh, *start)
         return (out, *state)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Return the gradients of all inputs."""
-        mask, gates, hh, bias, hr, *start = ctx.saved_tensors
+        mask, gates, hr, bias, hh, *start = ctx.saved_tensors
         if webtorch.is_grad_enabled() or looks_at_each():
             # The gradients have gradients themselves, or are mapped.
-            inputs = (gates, hh, bias, hr, *start)
+            inputs = (gates, hr, bias, hh, *start)
             return (None, None, None, *_differentiable(ctx, inputs, mask, grads))
         cell, saved = ctx.cell, ctx.saved
         steps, batch, width = gates.shape
@@ -252,7 +252,7 @@ class _Steps(autograd.Function):
         of_hr = None
         if raw_all is not None and at_h is not None and hr is not None:
             of_hr = at_h.reshape(-1, hr.shape[0]).t() @ raw_all.reshape(-1, hr.shape[1])
-        return (None, None, None, at_input, of_hh, of_bias, of_hr, *flowing)
+        return (None, None, None, at_input, of_hr, of_bias, of_hh, *flowing)
 
 
 def _differentiable(
@@ -262,7 +262,7 @@ def _differentiable(
     create = webtorch.is_grad_enabled()
     if create:
         inputs = tuple([None if one is None else start_at(one) for one in inputs])
-    gates, hh, bias, hr, *start = inputs
+    gates, hr, bias, hh, *start = inputs
     with webtorch.enable_grad():
         out, state = _recorded(ctx.cell, gates, mask, tuple(start), hh, bias, hr, ctx.reverse)
     wanted = [one for one in inputs if one is not None and one.requires_grad]
@@ -285,8 +285,6 @@ def _run(
     bias_ih, bias_hh = (weights[2], weights[3]) if has_biases else (None, None)
     # h has another size than c where there is a projection.
     hr = weights[-1] if len(weights) > (4 if has_biases else 2) else None
-    if bias_ih is not None and bias_hh is not None and not cell.apart:
-        bias_ih, bias_hh = bias_ih + bias_hh, None
     gates = F.linear(x, ih, bias_ih)
     if not reads.possible or looks_at_each() or autocast.state.enabled:
         # A capture takes down all steps, and replays them without Python; transforms look at each
@@ -309,7 +307,7 @@ def _as_they_come(
     reverse: bool,
 ) -> tuple[Tensor, State]:
     """Return what `_recorded` does, with each step computed. No script looks at the steps."""
-    out, *last = _Steps.apply(cell, reverse, mask, gates, hh, bias, hr, *start)
+    out, *last = _Steps.apply(cell, reverse, mask, gates, hr, bias, hh, *start)
     return out, tuple(last)
 
 

@@ -80,12 +80,15 @@ def _both_masks(
     return canonical_mask(mask, names[0], None, "", dtype, False), padding
 
 
+def _has_known_activation(layer: Any) -> bool:
+    return layer.activation in (F.relu, F.gelu) or isinstance(layer.activation, ReLU | GELU)
+
+
 def _why_not_nested(layer: Module) -> str:
     """Return why PyTorch would compute with the padding of a text, in its words; empty if it would not."""
     if not isinstance(layer, TransformerEncoderLayer):
         return "encoder_layer was not TransformerEncoderLayer"
     attention = layer.self_attn
-    known = layer.activation in (F.relu, F.gelu) or isinstance(layer.activation, ReLU | GELU)
     reasons = [
         (layer.norm_first, ".norm_first was True"),
         (
@@ -94,7 +97,7 @@ def _why_not_nested(layer: Module) -> str:
         ),
         (not attention._qkv_same_embed_dim, ".self_attn._qkv_same_embed_dim was not True"),
         (attention.in_proj_bias is None, ".self_attn was passed bias=False"),
-        (not known, ".activation_relu_or_gelu was not True"),
+        (not _has_known_activation(layer), ".activation_relu_or_gelu was not True"),
         (layer.norm1.eps != layer.norm2.eps, ".norm1.eps was not equal to encoder_layer.norm2.eps"),
         (attention.num_heads % 2 == 1, ".self_attn.num_heads is odd"),
     ]
@@ -170,7 +173,23 @@ class TransformerEncoderLayer(Module):
             x, x, x, attn_mask=attn_mask, key_padding_mask=key_padding_mask, need_weights=False,
             is_causal=is_causal,
         )  # fmt: skip
+        if self._is_native(x):
+            out = self.self_attn.as_native(out, attn_mask, key_padding_mask)
         return self.dropout1(out)
+
+    def _is_native(self, x: Tensor) -> bool:
+        """Return whether PyTorch makes one operation of the layer."""
+        attention = self.self_attn
+        return (
+            not self.training
+            and x.dim() == 3
+            and attention.batch_first
+            and _has_known_activation(self)
+            and self.norm1.eps == self.norm2.eps
+            and attention.is_native(x, x, x)
+            and not any(m._forward_hooks or m._forward_pre_hooks for m in self.modules())
+            and not (mode.grad and any(p.requires_grad for p in self.parameters()))
+        )
 
     def _ff_block(self, x: Tensor) -> Tensor:
         """Return the feed-forward sublayer's output."""

@@ -152,8 +152,8 @@ class Op:
     # Types of the first tensor that PyTorch has no such operation for.
     refuses: tuple[DType, ...] = ()
     # A function of the call's arguments that raises where values which lie in this process's memory are wrong, such
-    # as places beyond the end of a dim: PyTorch's error at the call. Of other tensors, and of calls that are
-    # remembered, kernels report them, and the next read raises.
+    # as places beyond the end of a dim: PyTorch's error at the call. Of other tensors kernels report them, and the
+    # next read raises.
     values: Callable[..., object] | None = None
     # Parameters whose values are looked at: where vmap maps them, each example is computed by itself, as in PyTorch.
     looks_at: tuple[str, ...] = ()
@@ -175,8 +175,9 @@ class Op:
     # Whether the rule holds for complex tensors as it is written. Else it is that of a holomorphic
     # function: it is given conjugated cotangents, and gives such.
     complex_rule: bool = False
-    # Whether PyTorch's gradient function leads to the bias, the last of three operands, before the others.
-    bias_first: bool = False
+    # In which order PyTorch's gradient function leads to the tensors among the arguments, which it is given: their
+    # places among these, or None for the order of the parameters.
+    leads: Callable[..., tuple[int, ...] | None] | None = None
     # Other orders in which PyTorch takes arguments by position: "Tensor input, Number alpha, Operand other". An operand
     # may be a number, too.
     overloads: tuple[str, ...] = ()

@@ -54,8 +54,15 @@ from webtorch.tensors.writing import (
 )
 
 
+def check_out(name: str, out: object) -> None:
+    """Raise TypeError, in PyTorch's words, where `out=` is no tensor."""
+    if not isinstance(out, Tensor):
+        raise TypeError(f"{name}(): argument 'out' must be Tensor, not {type(out).__name__}")
+
+
 def store_in(out: Tensor, result: Tensor, name: str, cut: bool = False) -> Tensor:
     """Write `result` to the `out=` argument, resizing it if its shape differs; floats are `cut` off for integers."""
+    check_out(name, out)
     if not (can_cast(result.dtype, out.dtype) or cut):
         raise RuntimeError(
             f"result type {result.dtype.legacy} can't be cast to the desired output type "
@@ -207,6 +214,7 @@ def _elementwise_run(op: Elementwise) -> Run:
         )
         if out is None:
             return result
+        check_out(op.name, out)
         if op.overlap == "whole":
             check_overlap(out, values)
         if (op.out(*values) if callable(op.out) else op.out) == "exact":
@@ -310,8 +318,6 @@ def bind_composite(op: Op) -> Callable[..., Any]:
         written = _laid(op, op.layout, written)
     if op.looks_at:
         written = one_by_one(op.looks_at, written)
-    if op.values is not None:
-        written = asking(op.values, written)
     if not (op.function_in or op.vjp or op.refuses or op.gradient_name or op.autocast):
         # A part of other entries: its calls can be seen, and it is called as it is.
         parameters = inspect.signature(written) if op.written is None else op.parameters
@@ -334,6 +340,9 @@ def bind_composite(op: Op) -> Callable[..., Any]:
             run, find = views.run, views.find
     else:
         run = lambda args, kwargs: written(*args, **kwargs)  # noqa: E731
+    if op.values is not None:
+        # Values are no part of the kind that a call is remembered by.
+        run, find = asking(op.values, run), find and asking(op.values, find)
     if op.vjp is not None:
         run = with_rule(op, run)
     if op.refuses:
@@ -517,6 +526,7 @@ def accept_out(op: Op) -> Run:
         places = out if isinstance(out, (tuple, list)) else (out,)
         read = (*(args[1:] if op.overlap == "first" else args), *kwargs.values())
         for place in places:
+            check_out(op.name, place)
             check_places(place)
             if op.overlap != "any":
                 check_overlap(place, override.flat(read), op.overlap == "whole")

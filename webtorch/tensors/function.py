@@ -238,6 +238,9 @@ class Function:
         outputs = result if isinstance(result, tuple) else (result,)
         if ctx._dirty:
             _check_marked(ctx, outputs, back, recorded)
+            for x in ctx._dirty:
+                # That it is marked counts as a write.
+                x._counter.version += 1
         if separate:
             _check_returned(ctx, outputs, back)
         if seen:
@@ -726,6 +729,8 @@ def _back_turns(gs: Cotangents, static: _Static) -> Generator[Turn, Any, list[Te
         )
     grads = [found[place] for place, _ in tensors]
     for i, (g, (_, shape)) in enumerate(zip(grads, tensors, strict=True)):
+        if not (g is None or isinstance(g, Tensor)):
+            raise RuntimeError(f"expected Variable or None (got {type(g).__name__})")
         if g is not None and g._shape != shape:
             if _expands(shape, g._shape):
                 grads[i] = sum_to(g, shape)

@@ -16,6 +16,7 @@ from webtorch.dispatch.call import Count, looking
 from webtorch.ir.lines import user_depth
 
 if TYPE_CHECKING:
+    from webtorch.tensors.base import TensorBase
     from webtorch.tensors.engine import Backward
     from webtorch.tensors.storage import Storage
     from webtorch.tensors.tape import GradFn, SavedTensor
@@ -148,6 +149,24 @@ def stand_in(function: Callable[..., object], *args: object) -> Any:
 # How many transforms are open, in all threads: vmaps, levels of forward mode, differentiations of webtorch.func.
 # Asked before every operation: cheaper than a look at `mode`, which says what they are in this one.
 transforms = Count(looking)
+
+
+def hides_gradient(x: TensorBase) -> bool:
+    """Whether a user sees no gradient at a tensor that has one: as in PyTorch, it belongs to the innermost transform
+    that maps over it or has made it, and the engine differentiates outside of that.
+    """
+    level = x._levels[-1][0] if x._levels else -1
+    inner = mode.transforms[-1] if mode.transforms else None
+    if inner is None or inner.number < level or x._storage not in (inner.made or ()):
+        return level >= 0
+    return not inner.tracks(x)
+
+
+def note_made(storage: Storage) -> None:
+    """Note memory that is made while a transform runs, which may write it."""
+    running = mode.transforms
+    if running and running[-1].made is not None:
+        running[-1].made.add(storage)
 
 
 class _ModeContext(contextlib.ContextDecorator):

@@ -115,12 +115,12 @@ class _Rule:
     """The gradient rule of an entry, or its rules for single operands, and what is saved for them."""
 
     __slots__ = (
-        "bias_first", "chosen", "function", "is_real", "layout", "many", "op", "signature", "title",
+        "chosen", "function", "is_real", "layout", "leads", "many", "op", "signature", "title",
     )  # fmt: skip
 
     def __init__(self, op: Op, signature: inspect.Signature) -> None:
         self.op, self.function, self.signature = op, op.function, signature
-        self.many, self.bias_first = op.outputs > 1, op.bias_first
+        self.many, self.leads = op.outputs > 1, op.leads
         # Whether it means another one for complex numbers.
         self.is_real = not (op.complex_rule or isinstance(op.vjp, Anew))
         self.title = gradient_title(op.name)
@@ -167,9 +167,10 @@ class _Rule:
                 if not a._whole:
                     inner = self.layout.wanted(tuple([(x._shape, x._strides) for _, x in tensors]))
                     break
-        static = _Static(chosen, tuple(values), places, gaps, turns, inner)
-        if self.bias_first and len(edges) == 3:
-            edges = [edges[2], *edges[:2]]
+        order = None if self.leads is None else self.leads(*args)
+        static = _Static(chosen, tuple(values), places, gaps, turns, inner, order)
+        if order is not None:
+            edges = [edges[i] for i in order]
         fn = GradFn(self.title, tuple(edges), self._run, saved, static)
         for number, result in enumerate(results):
             set_history(result, fn, number)
@@ -197,15 +198,15 @@ class _Rule:
         if gaps is not None:
             rest = iter(found)
             found = [next(rest) if there else None for there in gaps]
-        if self.bias_first and len(found) == 3:
-            found = (found[2], *found[:2])
+        if static.order is not None:
+            found = [found[i] for i in static.order]
         return cast("Cotangents", found)
 
     def show_turned(self, fn: GradFn) -> None:
         """Let a function that is looked at lead to the one that turns the weight, as PyTorch's graph does."""
         edge = fn.edges[-1]
         if (
-            not self.bias_first
+            self.leads is None
             or fn.title not in _TURNED
             or edge is None
             or fn.first is None
@@ -283,6 +284,8 @@ class _Static(NamedTuple):
     turns: bool
     # Whether images and volumes among the cotangents have their channels innermost.
     inner: bool
+    # Where the edges stand among the tensors, if that is not as these.
+    order: tuple[int, ...] | None
 
 
 def _lay_channels_inside(found: Iterable[Tensor | None]) -> None:

@@ -18,6 +18,7 @@ from webtorch.ops.primitive import IDENTITY
 from webtorch.ops.purity import look
 from webtorch.runtime.realize import Runtime, is_seen, open_runtimes
 from webtorch.runtime.recording import Recording
+from webtorch.tensors.modes import note_made, transforms
 
 
 class Counter:
@@ -161,6 +162,8 @@ class Storage:
         self.resting: Any = None
         if node.shared and not aside:
             self._join(node)
+        if transforms.count:
+            note_made(self)
         if node.kind != "buffer":
             runtime.add(self)
         else:
@@ -172,6 +175,8 @@ class Storage:
         self = _new(cls)
         self.node, self.runtime, self.dtype, self.elements = node, runtime, node.dtype, elements
         self.version, self.donor, self.resting = 0, None, None
+        if transforms.count:
+            note_made(self)
         pending = runtime.pending
         if runtime.recording is None and not runtime.lent and len(pending) < runtime.ahead.bound:
             pending.append(_reference(self))

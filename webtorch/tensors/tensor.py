@@ -15,7 +15,7 @@ from webtorch.dispatch.call import plays
 from webtorch.errors import DTypeError, NoCudaError, NoValuesError
 from webtorch.ir.dtype import TYPE_NAMES, DType, Scalar, bool_, int64, of_python
 from webtorch.ir.graph import Node, window
-from webtorch.ir.lines import user_line
+from webtorch.ir.lines import is_user_asking, user_line
 from webtorch.ir.view import (
     contiguous_strides,
     format_order,
@@ -40,7 +40,7 @@ from webtorch.tensors.engine import TensorHook, backward_of
 from webtorch.tensors.formats import strided
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.made_by import NO_GRAD
-from webtorch.tensors.modes import in_transform, mode, transforms
+from webtorch.tensors.modes import hides_gradient, in_transform, mode, transforms
 from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Counter, Left, Storage
 from webtorch.tensors.tape import (
@@ -178,7 +178,7 @@ class Tensor(TensorBase):
         self = object.__new__(cls)
         self._adopt(data._storage, data._shape, data._strides, data._offset, data._whole)
         self._counter, self.dtype = data._counter, data.dtype
-        self._living = counted
+        self._living, self._inference = counted, data._inference
         if data._levels:
             self._levels = data._levels
         if require_grad:
@@ -255,16 +255,18 @@ class Tensor(TensorBase):
     @plays("flag")
     def requires_grad(self) -> bool:
         """Whether gradients are recorded for this tensor."""
-        base = self._base
-        if self._requires_grad or base is None:
-            return self._requires_grad
-        # A view says what its base says, and may be a leaf of no graph.
-        return base._requires_grad and self.dtype.has_gradient
+        base, found = self._base, self._requires_grad
+        if not found and base is not None:
+            # A view says what its base says, and may be a leaf of no graph.
+            found = base._requires_grad and self.dtype.has_gradient
+        return found and not (transforms.count and is_user_asking() and hides_gradient(self))
 
     @requires_grad.setter
     @plays("parts")
     def requires_grad(self, value: bool) -> None:
         """Set whether gradients are recorded. Raises RuntimeError for a tensor that is no leaf."""
+        if not isinstance(value, bool):
+            raise RuntimeError("requires_grad must be a bool")
         if value and not self._is_end:
             raise RuntimeError("you can only change requires_grad flags of leaf variables.")
         self.requires_grad_(value)
@@ -323,6 +325,8 @@ class Tensor(TensorBase):
         if self._base is not None:
             self._refresh_view()
         fn = self._grad_fn
+        if fn is not None and transforms.count and is_user_asking() and hides_gradient(self):
+            return True
         return fn is None or type(fn) is Source
 
     @property
@@ -331,6 +335,8 @@ class Tensor(TensorBase):
         if self._base is not None:
             self._refresh_view()
         fn = self._grad_fn
+        if fn is not None and transforms.count and is_user_asking() and hides_gradient(self):
+            return None
         return None if fn is None or type(fn) is Source else shown(fn)
 
     @property
@@ -1088,6 +1094,10 @@ def parse_to(
     """Return the device, the type and whether to copy, as `Tensor.to` is asked."""
     target: DeviceLike = kwargs.pop("device", None)
     dtype: DType | None = of_python(kwargs.pop("dtype", None))
+    if not isinstance(dtype, DType | None):
+        raise TypeError(
+            f"to(): argument 'dtype' must be torch.dtype, not {type(dtype).__name__}: {dtype!r}"
+        )
     copy = bool(kwargs.pop("copy", False))
     other = kwargs.pop("other", None)
     kwargs.pop("non_blocking", None)

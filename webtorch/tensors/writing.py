@@ -56,6 +56,14 @@ def check_graph(x: Tensor) -> None:
             "a clone to get a normal tensor before doing inplace update. See "
             "https://github.com/pytorch/rfcs/pull/17 for more details."
         )
+    if transforms.count and mode.transforms:
+        made = mode.transforms[-1].made
+        if made is not None and x._storage not in made:
+            raise RuntimeError(
+                "During a grad (vjp, jvp, grad, etc) transform, the function provided attempted to call in-place "
+                "operation that would mutate a captured Tensor. This is not supported; please rewrite the function "
+                "being transformed to explicitly accept the mutated Tensor(s) as inputs."
+            )
     if mode.grad:
         base = x._base
         if base is not None and x._made_by is not None and x.requires_grad:

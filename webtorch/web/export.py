@@ -32,6 +32,7 @@ from webtorch.functions import public as webtorch
 from webtorch.functions.random import default_generator
 from webtorch.io.safetensors import RawTensor
 from webtorch.ir.limits import Limits
+from webtorch.ir.lines import user_depth
 from webtorch.ir.view import is_contiguous
 from webtorch.nn import Module
 from webtorch.optim import Optimizer
@@ -104,7 +105,8 @@ def export(
     and take text. `half` stores parameters in 16 bits; `single_file` writes one HTML file that needs no server. `page`
     is HTML to stand in the place of what pages usually show, with its `<style>` and its `<script type="module">`, which
     imports what it needs from "./widgets.js" and "./runtime.js". `cpu` adds WebAssembly for tabs without WebGPU, by
-    default where llvmlite is there to write it and the program has nothing that only WebGPU does.
+    default where llvmlite is there to write it and the program has nothing that only WebGPU does; a warning says
+    where it does not.
 
     Raises CaptureError for a function that a program cannot repeat or that writes into its
     arguments, DTypeError for float64 and complex numbers, OverflowError for constants beyond 32 bits, ShapeError for an
@@ -131,6 +133,11 @@ def export(
         half=half,
         cpu=cpu,
     )
+    if cpu is None and isinstance(why := exported.program["cpu"], str):
+        warnings.warn(
+            f"export: the page has no program for the processor, so it needs a browser with WebGPU: {why}",
+            stacklevel=user_depth(),
+        )
     _add_samples(exported, captures.examples, labels, targets, vocabulary)
     return write_site(
         Path(path), exported.program, exported.weights, exported.examples, exported.native,

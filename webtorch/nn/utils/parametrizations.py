@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from webtorch import linalg
 from webtorch.functions import public as webtorch
+from webtorch.functions.norm import norm_except_dim, weight_normalized
 from webtorch.nn import functional as F
 from webtorch.nn.conv import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from webtorch.nn.module import Module
@@ -16,14 +17,6 @@ __all__ = ["orthogonal", "spectral_norm", "weight_norm"]
 _TRANSPOSED = (ConvTranspose1d, ConvTranspose2d, ConvTranspose3d)
 
 
-def norm_except_dim(v: Tensor, dim: int) -> Tensor:
-    """Return the norms of the slices along `dim`, with sizes of 1 elsewhere; of all for -1."""
-    if dim == -1:
-        return (v * v).sum().sqrt()
-    others = [d for d in range(v.dim()) if d != dim]
-    return (v * v).sum(others, keepdim=True).sqrt() if others else v.abs()
-
-
 class _WeightNorm(Module):
     """g * v / |v|, with one norm for each slice along `dim`. Salimans and Kingma, 2016."""
 
@@ -33,7 +26,7 @@ class _WeightNorm(Module):
 
     def forward(self, weight_g: Tensor, weight_v: Tensor) -> Tensor:
         """Return the weight: its direction with the length."""
-        return weight_v * (weight_g / norm_except_dim(weight_v, self.dim))
+        return weight_normalized(weight_v, weight_g, self.dim)
 
     def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Return the weight's length, over all dims but `dim`, and the weight as direction."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from webtorch.functions.norm import norm_except_dim, weight_normalized
 from webtorch.ir.lines import user_depth
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter, is_lazy
-from webtorch.nn.utils.parametrizations import norm_except_dim
 
 __all__ = ["remove_weight_norm", "weight_norm"]
 
@@ -23,7 +23,7 @@ class WeightNorm:
     def compute_weight(self, module: Module) -> Any:
         """Return the weight of now."""
         g, v = getattr(module, f"{self.name}_g"), getattr(module, f"{self.name}_v")
-        return v * (g / norm_except_dim(v, self.dim))
+        return weight_normalized(v, g, self.dim)
 
     def __call__(self, module: Module, inputs: object) -> None:
         setattr(module, self.name, self.compute_weight(module))
