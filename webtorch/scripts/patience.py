@@ -26,7 +26,7 @@ _WINDOW = 8
 _HOLD, _LONGEST_HOLD = 256, 1 << 14
 # Nor where more than this share of the processor's time since something was computed first has gone by in calls that
 # were recorded or made again, beside so many seconds: a program that never follows takes about that much longer.
-_SHARE, _FREE = 0.05, math.inf if _ALWAYS else 0.1
+_SHARE, _FREE = 0.05, math.inf if _ALWAYS else 0.25
 # As many calls could be recorded in the time that a run takes by itself.
 _A_RUN = 10
 # Of how many programs it is known how often they have run.
