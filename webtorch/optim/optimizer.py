@@ -15,7 +15,7 @@ import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from operator import is_
+from operator import is_, itemgetter
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -166,6 +166,8 @@ OF_BETAS: dict[str, Derived] = {
     "log beta1": lambda group: math.log(max(float(group["betas"][0]), 1e-37)),
     "log beta2": lambda group: math.log(max(float(group["betas"][1]), 1e-37)),
 }
+
+_PARAMS = itemgetter("params")
 
 
 def _step_after(
@@ -492,7 +494,7 @@ class Optimizer:
             self.__dict__.get("found_inf"),
             groups,
             [self._hyper(group).stamp() for group in groups],
-            [param for group in groups for param in group["params"]],
+            [*chain.from_iterable(map(_PARAMS, groups))],
             values_of(self.state),
         )
 

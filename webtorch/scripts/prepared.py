@@ -328,7 +328,7 @@ class _Quick:
         self.options = [matcher(patterns) for patterns in options]
         self.params = picker([p.number for p in params])
         self.first = min([p.number for p in gradients if p.form == SLOT], default=0)
-        self.lacking = picker([i for i, p in enumerate(gradients) if p.form != SLOT])
+        self.lacking = [i for i, p in enumerate(gradients) if p.form != SLOT]
 
     @classmethod
     def of(
@@ -374,7 +374,7 @@ class _Quick:
                     if not self.options[n](run, watched.options(n), {}):
                         return False
                     stamps[n] = stamp
-        return all(param._grad is None for param in self.lacking(params))
+        return not self.lacking or all(params[i]._grad is None for i in self.lacking)
 
 
 class _Same:

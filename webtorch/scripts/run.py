@@ -8,9 +8,8 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from webtorch.dispatch.call import Args
 from webtorch.ir.dtype import DType
@@ -121,15 +120,36 @@ class Prior:
         self.slot = slot
 
 
+_Made = TypeVar("_Made")
+
+
+class _Few:
+    """An attribute that few runs need: it is made when it is asked for first. `cached_property` takes a lock."""
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        self.make = make
+
+    def __set_name__(self, owner: type[object], name: str) -> None:
+        self.name = name
+
+    def __get__(self, run: Run, owner: object) -> object:
+        found = run.__dict__[self.name] = self.make()
+        return found
+
+
+def _few(make: Callable[[], _Made]) -> _Made:
+    made: Any = _Few(make)
+    return made
+
+
 class Run:
     """What the calls since the last computation were given and gave, by number."""
 
     # One is made for each step, and dicts of so many attributes grow several times.
     __slots__ = (
-        "__dict__", "__weakref__", "at", "begun", "careful", "cast_before", "casts", "counted", "differentiated",
-        "drawn", "ended", "externals", "facts", "first", "flags", "generators", "given", "hooked", "ids", "is_kept",
-        "known", "made", "nodes", "noted", "numbers", "others", "program", "promised", "refused", "resting", "runtime",
-        "saved", "sets_gradients", "slots", "spoilt", "storages", "taken", "then", "undo", "values", "versions",
+        "__dict__", "__weakref__", "at", "careful", "differentiated", "ended", "externals", "first", "given", "hooked",
+        "hooks", "ids", "is_kept", "known", "moves", "noted", "opaque", "others", "program", "promised", "refused",
+        "resting", "runtime", "sets_gradients", "slots", "taken", "undo",
     )  # fmt: skip
 
     def __init__(self, root: Step) -> None:
@@ -143,11 +163,8 @@ class Run:
         self.ended: Step | None = None
         # Whether contexts of the user's functions keep what it gave.
         self.is_kept = False
-        # Tensors from outside; and of the first of them, as many as there are `values` (`number_externals`), their
-        # numbers by id, and their storages with the first that lies there.
+        # Tensors from outside.
         self.externals: list[Any] = []
-        self.numbers: dict[int, int] = {}
-        self.storages: dict[Storage, int] = {}
         self.runtime: Runtime | None = None
         # Whether tensors are promised.
         self.promised = False
@@ -159,17 +176,15 @@ class Run:
         self.sets_gradients = False
         # What written storages held before.
         self.undo: dict[Storage, Node] = {}
-        # Once something was computed: the program that ran, the first slot since, the values that the open graph
-        # has saved, and generators: (generator, seed, offset at the beginning, offset
-        # after it).
+        # The hooks of slots, and the objects that calls were given and that may be any, by number.
+        self.hooks: dict[int, dict[int, Callable[..., object]]] = {}
+        self.opaque: list[Any] = []
+        # The tensors from outside whose `data` was set since something was computed, in order, with their memory before
+        # and after.
+        self.moves: list[tuple[Tensor, Memory, Memory]] = []
+        # Once something was computed: the program that ran, and the first slot since.
         self.program: Program | None = None
         self.first = 0
-        self.saved: list[Node] = []
-        self.drawn: dict[int, tuple[Any, int, int, int]] = {}
-        # The values of external storages as they were met, and by id the first tensor that had each: storages may share
-        # one. None is held here: a tensor may be given another value, and the memory of the first is wanted.
-        self.values: list[weakref.ref[Node]] = []
-        self.nodes: dict[int, int] = {}
         # The numbers of those that do not come again and again with memory of their own; and whether one of these may
         # share memory with one that does, or be the same: then it is not enough that those are the tensors of before.
         self.others: list[int] = []
@@ -177,82 +192,55 @@ class Run:
         # The storages that rest and were not compared one by one, with the state that they are of, what picks the
         # tensors in it that are not among the external ones for it, and whether the others are known to be theirs.
         self.resting: tuple[Any, tuple[object, ...], Picker, bool] | None = None
-        # The autocast contexts that were open, by number, and what each had cast before: number, leaf, whether
-        # gradients were recorded, type.
-        self.casts: list[Casts] = []
-        self.cast_before: dict[Node, tuple[int, object, bool, DType]] = {}
         # The numbers that calls were given and that may be any, by place.
         self.given = Given()
-        # While it is recorded: why it cannot become a script; slots' facts; what was there at the beginning;
-        # generators -> (generator, offset at the beginning, and after the last draw); external tensors whose offsets
-        # are noted, and of which that is in vain.
+        # While it is recorded: why it cannot become a script, and external tensors whose offsets are noted.
         self.refused = ""
-        self.facts: list[Facts] = []
-        self.begun: dict[int, tuple[weakref.ref[Node], weakref.ref[Storage]]] = {}
-        self.generators: dict[int, tuple[Any, int, int]] = {}
-        # The counters that generators had used up before it went on.
-        self.counted: dict[int, int] = {}
         self.noted: list[tuple[Tensor, Pattern]] = []
-        self.spoilt: set[int] = set()
-        # What slots are, while their calls are made in the usual way after all.
-        self.made: list[Tensor] = []
         # The calls that were made, as they were this time; none while what they give is promised.
         self.taken: list[Step] = []
-        # Once it stands aside: what counts the writes of tensors from outside, and how many there had been; and whether
-        # gradients were recorded for each.
-        self.then: list[tuple[Any, int]] = []
-        self.flags: list[bool] = []
-        # The writes that external storages had counted after the last call that read them.
-        self.versions: dict[Storage, int] = {}
 
-    # Few runs need these.
-
-    @cached_property
-    def hooks(self) -> dict[int, dict[int, Callable[..., object]]]:
-        """The hooks of slots, by number."""
-        return {}
-
-    @cached_property
-    def opaque(self) -> list[Any]:
-        """The objects that calls were given and that may be any, by number."""
-        return []
-
-    @cached_property
-    def parts(self) -> list[Part]:
-        """The checkpointed parts that were computed, first or again, by number."""
-        return []
-
-    @cached_property
-    def moves(self) -> list[tuple[Tensor, Memory, Memory]]:
-        """The tensors from outside whose `data` was set since something was computed, in order, with their memory
-        before and after.
-        """
-        return []
-
-    @cached_property
-    def left(self) -> dict[int, Storage]:
-        """Where these lay before the first of these calls, by number."""
-        return {}
-
-    @cached_property
-    def homes(self) -> dict[Storage, int]:
-        """Where they lie now, of storages of slots: what `Facts.storage` calls each."""
-        return {}
-
-    @cached_property
-    def handed(self) -> weakref.WeakSet[Storage]:
-        """The storages that slots got, once something was computed."""
-        return weakref.WeakSet()
-
-    @cached_property
-    def used_up(self) -> weakref.WeakSet[GradFn]:
-        """The functions that a backward pass used up."""
-        return weakref.WeakSet()
-
-    @cached_property
-    def computed(self) -> weakref.WeakKeyDictionary[Node, int]:
-        """The values that programs gave before the run went on."""
-        return weakref.WeakKeyDictionary()
+    # Of the first external tensors, as many as there are `values` (`number_externals`): their numbers by id, their
+    # storages with the first that lies there, their values as they were met, and by id the first tensor that had each:
+    # storages may share one. None is held here: a tensor may be given another value, and the memory of the first is
+    # wanted.
+    numbers: dict[int, int] = _few(dict)
+    storages: dict[Storage, int] = _few(dict)
+    values: list[weakref.ref[Node]] = _few(list)
+    nodes: dict[int, int] = _few(dict)
+    # Where those of `moves` lay before the first of these calls, by number, and where they lie now, of storages of
+    # slots: what `Facts.storage` calls each.
+    left: dict[int, Storage] = _few(dict)
+    homes: dict[Storage, int] = _few(dict)
+    # The checkpointed parts that were computed, first or again, by number.
+    parts: list[Part] = _few(list)
+    # The autocast contexts that were open, by number, and what each had cast before: number, leaf, whether gradients
+    # were recorded, type.
+    casts: list[Casts] = _few(list)
+    cast_before: dict[Node, tuple[int, object, bool, DType]] = _few(dict)
+    # While it is recorded: slots' facts; what was there at the beginning; generators -> (generator, offset at the
+    # beginning, and after the last draw); which external tensors' offsets are noted in vain; and the writes that
+    # external storages had counted after the last call that read them.
+    facts: list[Facts] = _few(list)
+    begun: dict[int, tuple[weakref.ref[Node], weakref.ref[Storage]]] = _few(dict)
+    generators: dict[int, tuple[Any, int, int]] = _few(dict)
+    spoilt: set[int] = _few(set)
+    versions: dict[Storage, int] = _few(dict)
+    # Once something was computed: the values that the open graph has saved; generators: (generator, seed, offset at the
+    # beginning, offset after it); the counters that they had used up before the run went on; the storages that slots
+    # got; the values that programs gave; and the functions that a backward pass used up.
+    saved: list[Node] = _few(list)
+    drawn: dict[int, tuple[Any, int, int, int]] = _few(dict)
+    counted: dict[int, int] = _few(dict)
+    handed: weakref.WeakSet[Storage] = _few(weakref.WeakSet)
+    computed: weakref.WeakKeyDictionary[Node, int] = _few(weakref.WeakKeyDictionary)
+    used_up: weakref.WeakSet[GradFn] = _few(weakref.WeakSet)
+    # What slots are, while their calls are made in the usual way after all.
+    made: list[Tensor] = _few(list)
+    # Once it stands aside: what counts the writes of tensors from outside, and how many there had been; and whether
+    # gradients were recorded for each.
+    then: list[tuple[Any, int]] = _few(list)
+    flags: list[bool] = _few(list)
 
     # ---- what is on
 

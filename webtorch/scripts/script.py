@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -366,9 +367,10 @@ class Program:
 class Given(dict[int, float]):
     """The numbers that calls of a run are given and that have been others before, by place."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.decided: dict[object, Decided] = {}
+    @cached_property
+    def decided(self) -> dict[object, Decided]:
+        """What was decided by them."""
+        return {}
 
     def copy(self) -> Given:
         """Return what was given and decided up to now."""
