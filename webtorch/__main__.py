@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from webtorch.cli import main
+from webtorch_autoload.command import main
 
 if __name__ == "__main__":
+    sys.excepthook = sys.__excepthook__  # webtorch/__init__.py has set another
     sys.exit(main())

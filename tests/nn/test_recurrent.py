@@ -223,6 +223,7 @@ ERRORS: list[tuple[str, Any]] = [
     ("bias", lambda t, n, r: n.LSTM(3, 4, 1, 1)),
     ("projection", lambda t, n, r: n.LSTM(3, 4, proj_size=4)),
     ("gru projection", lambda t, n, r: n.GRU(3, 4, proj_size=2)),
+    ("rnn projection", lambda t, n, r: n.RNN(3, 4, proj_size=5)),
     ("nonlinearity", lambda t, n, r: n.RNN(3, 4, nonlinearity="elu")),
     ("dropout", lambda t, n, r: n.LSTM(3, 4, dropout=1.5)),
     ("cell rank", lambda t, n, r: n.LSTMCell(3, 4)(t.ones(1, 1, 3))),

@@ -82,6 +82,8 @@ class RNNBase(Module):
     ) -> None:
         """Make the parameters; `dropout` acts on the outputs of all layers but the last."""
         super().__init__()
+        if proj_size and mode != "LSTM":
+            raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
         number = isinstance(dropout, numbers.Real) and not isinstance(dropout, bool)
         if not number or not 0 <= float(dropout) <= 1:
             raise ValueError(
@@ -313,39 +315,55 @@ def _each(
 
 
 class RNN(RNNBase):
-    """Elman's network: h = tanh(W_ih x + b_ih + W_hh h + b_hh). Elman, 1990.
+    """Elman's network: h = tanh(W_ih x + b_ih + W_hh h + b_hh). Elman, 1990."""
 
-    `RNN(input_size, hidden_size, num_layers=1, nonlinearity="tanh", bias=True, batch_first=False,
-    dropout=0.0, bidirectional=False, device=None, dtype=None)`.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take the sizes and options; `nonlinearity` is "tanh" or "relu"."""
-        if "proj_size" in kwargs:
-            raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
-        if len(args) > 3:
-            nonlinearity = args[3]
-            args = args[:3] + args[4:]
-        else:
-            nonlinearity = kwargs.pop("nonlinearity", "tanh")
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: str = "tanh",
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
+    ) -> None:
+        """Take the sizes and options; `nonlinearity` is "tanh" or "relu", `proj_size` an LSTM's alone."""
         if nonlinearity not in ("tanh", "relu"):
             raise ValueError(
                 f"Unknown nonlinearity '{nonlinearity}'. Select from 'tanh' or 'relu'."
             )
-        super().__init__(f"RNN_{nonlinearity.upper()}", *args, **kwargs)
+        super().__init__(
+            f"RNN_{nonlinearity.upper()}", input_size, hidden_size, num_layers, bias, batch_first,
+            dropout, bidirectional, proj_size, device, dtype,
+        )  # fmt: skip
         self.nonlinearity = nonlinearity
 
 
 class LSTM(RNNBase):
-    """Long short-term memory. Hochreiter and Schmidhuber, 1997; `proj_size`: Sak et al., 2014.
+    """Long short-term memory. Hochreiter and Schmidhuber, 1997; `proj_size`: Sak et al., 2014."""
 
-    `LSTM(input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0,
-    bidirectional=False, proj_size=0, device=None, dtype=None)`.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
+    ) -> None:
         """Take the sizes and options."""
-        super().__init__("LSTM", *args, **kwargs)
+        super().__init__(
+            "LSTM", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
+            proj_size, device, dtype,
+        )  # fmt: skip
 
     def check_forward_args(self, input: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
         """Raise unless input and both states fit."""
@@ -387,17 +405,26 @@ class LSTM(RNNBase):
 
 
 class GRU(RNNBase):
-    """Gated recurrent unit. Cho et al., 2014.
+    """Gated recurrent unit. Cho et al., 2014."""
 
-    `GRU(input_size, hidden_size, num_layers=1, bias=True, batch_first=False, dropout=0.0,
-    bidirectional=False, device=None, dtype=None)`.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Take the sizes and options."""
-        if "proj_size" in kwargs:
-            raise ValueError("proj_size argument is only supported for LSTM, not RNN or GRU")
-        super().__init__("GRU", *args, **kwargs)
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: DeviceLike = None,
+        dtype: DType | None = None,
+    ) -> None:
+        """Take the sizes and options; `proj_size` is an LSTM's alone."""
+        super().__init__(
+            "GRU", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional,
+            proj_size, device, dtype,
+        )  # fmt: skip
 
 
 class RNNCellBase(Module):

@@ -114,12 +114,8 @@ def export(
     """
     functions = _functions(what, name)
     each = partial(_each, functions, isinstance(what, Mapping))
-    captures = _capture_all(
-        functions,
-        each(example_inputs, None, "example_inputs"),
-        each(examples, (), "examples"),
-        state,
-    )
+    calls = each(example_inputs, None, "example_inputs")
+    captures = _capture_all(functions, calls, each(examples, (), "examples"), state)
     exported = export_all(
         captures.functions,
         arguments=captures.arguments,
@@ -133,17 +129,23 @@ def export(
         half=half,
         cpu=cpu,
     )
-    if cpu is None and isinstance(why := exported.program["cpu"], str):
-        warnings.warn(
-            f"export: the page has no program for the processor, so it needs a browser with WebGPU: {why}",
-            stacklevel=user_depth(),
-        )
+    if cpu is None:
+        _warn_without_cpu(exported)
     _add_samples(exported, captures.examples, labels, targets, vocabulary)
     return write_site(
         Path(path), exported.program, exported.weights, exported.examples, exported.native,
         {} if single_file else exported.software, initial=exported.initial, code=exported.code,
         constants=exported.constants, single_file=single_file, own_page=page,
     )  # fmt: skip
+
+
+def _warn_without_cpu(exported: Exported) -> None:
+    """Say why a page has no program for the processor, where it has none."""
+    if isinstance(why := exported.program["cpu"], str):
+        warnings.warn(
+            f"export: the page has no program for the processor, so it needs a browser with WebGPU: {why}",
+            stacklevel=user_depth(),
+        )
 
 
 def _add_samples(
