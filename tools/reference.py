@@ -33,9 +33,7 @@ CLASSES = ("webtorch.Tensor",)
 
 
 def public_names(module: types.ModuleType) -> list[str]:
-    """Return the names that a module offers: its `__all__`, or what it defines and what it gathers from
-    other modules of webtorch.
-    """
+    """Return the names that a module offers: its `__all__`, or what it defines and gathers from its own rooms."""
     listed = getattr(module, "__all__", None)
     return (
         sorted(listed)
@@ -45,7 +43,10 @@ def public_names(module: types.ModuleType) -> list[str]:
             for name in dir(module)
             if not name.startswith("_")
             and not isinstance(value := getattr(module, name), types.ModuleType)
-            and str(getattr(value, "__module__", "")).startswith("webtorch")
+            and (
+                (home := str(getattr(value, "__module__", ""))) == "webtorch"
+                or home.startswith(module.__name__)
+            )
         ]
     )
 
@@ -57,7 +58,7 @@ def first_words(module: types.ModuleType) -> str:
 
 def as_markdown(text: str) -> str:
     """Return a docstring, which is plain text with code in backquotes, as Markdown that shows it as it is."""
-    parts = re.split(r"(`[^`]*`)", text)
+    parts = re.split(r"(`[^`]*`|^(?:    | *>>>).*$)", text, flags=re.M)
     parts[::2] = [re.sub(r"([\[\]*_<])", r"\\\1", part) for part in parts[::2]]
     return re.sub(r"^( *)(?=>>>)", r"\1    ", "".join(parts), flags=re.M)
 
@@ -101,7 +102,8 @@ class PublicNames(griffe.Extension):
                 shown.docstring.value = as_markdown(first_words(module))
             inspector = griffe.Inspector(path, None, loader.extensions)
             inspector.current = shown
-            for name in public_names(module):
+            shown.exports = public_names(module)  # what a file imports is hidden else
+            for name in shown.exports:
                 value = getattr(module, name)
                 if not isinstance(value, types.ModuleType):
                     inspector.inspect(_Shown(value, name))
