@@ -57,11 +57,11 @@ def products(model: Model, count: int) -> float:
 
 
 def kernels(batch: Batch) -> None:
-    """Print what the steps of texts take on the device, whole, and dispatch by dispatch."""
+    """Print what the steps of texts, and of a prompt's piece (0 rows), take on the device, whole, and by dispatches."""
     made: Any = batch._made
     for (rows, *_), step in made.items():
         executable = step.latest().executable
-        if rows > 0 and executable is not None:
+        if rows >= 0 and executable is not None:
             shares = timeline(executable)
             total = sum(s.seconds for s in shares)
             whole = device_seconds(executable)

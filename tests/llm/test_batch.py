@@ -119,16 +119,18 @@ def test_what_texts_begin_with_is_read_once(tmp_path: Path) -> None:
     read: list[int] = []
     piece = batch._piece
 
-    def counted(text: Any) -> Any:
+    def counted(texts: Any) -> Any:
         """Read a piece, and say where it begins."""
-        read.append(len(text.tokens))
-        return piece(text)
+        read.extend(len(t.tokens) for t in texts)
+        return piece(texts)
 
     batch._piece = counted  # type: ignore[method-assign]
-    assert list(batch.generate([*shared, 9], 5, GREEDY)) == greedy(
-        reference("mistral"), [*shared, 9], 5
-    )
-    assert read == [len(shared)]
+    # One token that is left is read by the step of all.
+    for rest, begins in ([9, 8], [len(shared)]), ([9], []):
+        read.clear()
+        answer = greedy(reference("mistral"), [*shared, *rest], 5)
+        assert list(batch.generate([*shared, *rest], 5, GREEDY)) == answer
+        assert read == begins
     assert began + list(first) == greedy(reference("mistral"), [*shared, 7], 20)
 
 
@@ -142,6 +144,26 @@ def test_short_prompts_are_read_in_one_round(tmp_path: Path) -> None:
     assert [run.made for run in runs] == [2, 2, 2]
     for i, run in enumerate(runs):
         assert list(run.out) == greedy(reference("llama"), TOKENS[0][i:], 2)
+
+
+def test_prompts_as_short_are_read_in_one_piece_on_a_card() -> None:
+    plain, batch = (Batch(small(d), 96, texts=5, compile=False) for d in ("cpu", "webgpu"))
+    prompts = [[5 + i, 9, 77, *range(20 + 3 * i)] for i in range(5)]
+    wanted = [list(plain.generate(p, 3, GREEDY)) for p in prompts]
+    pieces: list[int] = []
+    piece = batch._piece
+
+    def counted(texts: Any) -> Any:
+        """Read a piece, and say of how many texts."""
+        pieces.append(len(texts))
+        return piece(texts)
+
+    batch._piece = counted  # type: ignore[method-assign]
+    runs = [batch.begin(p, 3, GREEDY) for p in prompts]
+    batch.waiting.extend(runs)
+    while not all(run.ended for run in runs):
+        batch._round()
+    assert [list(run.out) for run in runs] == wanted and pieces == [4, 1]
 
 
 def test_log_probabilities_are_those_of_the_model(tmp_path: Path) -> None:

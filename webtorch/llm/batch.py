@@ -30,6 +30,8 @@ LEAST = 256
 _WORTH = 16
 # A piece of so many tokens takes a graphics card about as long as one of 16.
 _AS_SHORT = 64
+# So many prompts of that length are read in one piece.
+_TOGETHER = 4
 # How many tokens are drafted at once.
 DRAFTS = 4
 _READ = -(1 << 20)
@@ -146,8 +148,8 @@ class Batch:
         self._mixtures = [m for m in model.modules() if isinstance(m, Mixture)]
         # Which part of a piece's tokens the busiest expert had.
         self._busiest = 2.0 * config.num_experts_per_tok / max(config.num_experts, 1)
-        self._all = webtorch.full((texts, -(-config.vocab_size // 32)), -1, dtype=webtorch.int32)
-        self._all = self._all.to(self.device)
+        # The bits of so many texts for which all tokens may come.
+        self._every: dict[int, Tensor] = {}
         # A step that was begun before the last one was read, with its kind, or that of which tokens follow.
         self._ahead: tuple[Result, Kind, list[Run | None]] | None = None
         self._fresh = False  # whether a step may go on from the last one's places
@@ -278,35 +280,76 @@ class Batch:
 
     def _read_prompts(self) -> None:
         """Read a piece of a prompt, or several short ones, before what was chosen is looked at."""
-        read, chosen = 0, list[tuple[_Text, list[Callable[[], Any]]]]()
+        read, chosen = 0, list[tuple[list[_Text], list[Callable[[], Any]]]]()
         done = set[_Text]()
         while read < PIECES[0]:
             waiting = (t for t in self.texts if t.run is not None and t.run.last is None)
             reading = next((t for t in waiting if t not in done), None) or self._admitted()
             if reading is None:
                 break
-            width, result = self._piece(reading)
-            read += width
+            if reading.run is None or reading.run.last is not None:
+                continue
+            together = [reading, *self._as_short(reading, done)]
+            count, result = self._piece(together)
+            read += count
             if result is not None:
-                done.add(reading)
+                done.update(together)
                 coming = self.device.type != "cpu"
-                chosen.append((reading, [t._coming() if coming else t.tolist for t in result]))
-        for text, values in chosen:
-            assert text.run is not None
-            self._take(text, text.run, [value() for value in values], 0)
+                chosen.append((together, [t._coming() if coming else t.tolist for t in result]))
+        for texts, values in chosen:
+            said = [value() for value in values]
+            for row, text in enumerate(texts):
+                assert text.run is not None
+                self._take(text, text.run, said, row)
 
-    def _admitted(self) -> _Text | None:
-        """Give a place that is free to the one that has waited longest."""
+    def _as_short(self, first: _Text, done: set[_Text]) -> list[_Text]:
+        """Return the texts whose prompts are read in one piece with that of `first`: none, or as many as there is a
+        program for.
+        """
+        if self.device.type == "cpu" or not self._is_short(first):
+            return []
+        while self._admitted(_AS_SHORT) is not None:
+            pass
+        others = [t for t in self.texts if t.run is not None and t.run.last is None]
+        others = [t for t in others if t is not first and t not in done and self._is_short(t)]
+        return others[: _TOGETHER - 1] if len(others) >= _TOGETHER - 1 else []
+
+    def _is_short(self, text: _Text) -> bool:
+        """Return whether all of a text's prompt is read in a piece of the length that several texts have."""
+        return self._wide(text) == _AS_SHORT and self._left(text) <= _AS_SHORT
+
+    def _left(self, text: _Text) -> int:
+        """Return how many tokens of a text's prompt are to be read."""
+        assert text.run is not None
+        return len(text.run.prompt) - len(text.tokens)
+
+    def _ready(self, text: _Text) -> None:
+        """Let a step read what is left of a prompt, if that is one token."""
+        if text.run is not None and self._left(text) == 1:
+            text.run.last = text.run.prompt[-1]
+
+    def _admitted(self, most: int | None = None) -> _Text | None:
+        """Give a place that is free to the one that has waited longest, if `most` tokens of its prompt are new, or
+        fewer.
+        """
         with self._changed:
             while self.waiting and self.waiting[0].ended:
                 self.waiting.popleft()
             if not self.waiting or all(t.run is not None for t in self.texts):
+                return None
+            prompt = self.waiting[0].prompt
+            if (
+                most is not None
+                and len(prompt) - max(self._shared(t, prompt) for t in self.texts) > most
+            ):
+                # It may begin as one of those do that are read now.
                 return None
             run = self.waiting.popleft()
         text = self._place(run.prompt)
         self._clock += 1
         text.run, text.used = run, self._clock
         self.chooser.begin(self.texts.index(text), run.prompt, run.sampling)
+        self._ready(text)
         return text
 
     def _place(self, prompt: list[int]) -> _Text:
@@ -338,30 +381,41 @@ class Batch:
             length *= 4
         return min(length, self.context + PIECES[-1])
 
-    def _piece(self, text: _Text) -> tuple[int, Result | None]:
-        """Read a piece of a prompt, and return its length; after the last one also what was chosen."""
-        run, at = text.run, len(text.tokens)
-        assert run is not None
-        self._fresh = False
-        left = len(run.prompt) - at
-        width = next((p for p in PIECES if p <= left), PIECES[-1]) if left > 1 else 1
+    def _wide(self, text: _Text) -> int:
+        """Return how long the next piece of a text's prompt is, with what fills it up."""
+        at, left = len(text.tokens), self._left(text)
+        width = next((p for p in PIECES if p <= left), PIECES[-1])
         wider = next((p for p in reversed(PIECES) if p >= left), width)
         fits = at + wider <= self.context + PIECES[-1] and self._rewinds is None
-        if self.device.type != "cpu" and 1 < width < wider <= _AS_SHORT and fits:
-            # One piece that is not full rather than two, where there is room for what is too much.
-            width = wider
-        piece = run.prompt[at : at + width]
+        # One piece that is not full rather than two, where there is room for what is too much.
+        short = self.device.type != "cpu" and width < wider <= _AS_SHORT and fits
+        return wider if short else width
+
+    def _piece(self, texts: list[_Text]) -> tuple[int, Result | None]:
+        """Read a piece of a prompt, or the whole of several ones that are as short. Return how many tokens that is, and
+        after the last piece also what was chosen.
+        """
+        self._fresh = False
+        width = self._wide(texts[0])
+        runs = [t.run for t in texts if t.run is not None]
+        starts = [len(t.tokens) for t in texts]
+        pieces = [r.prompt[at : at + width] for r, at in zip(runs, starts, strict=True)]
         given = (
-            webtorch.tensor([piece + [0] * (width - len(piece))]),
-            webtorch.arange(at, at + width).unsqueeze(0),
-            webtorch.tensor([self.texts.index(text)]),
-            webtorch.tensor([len(piece) - 1]),
+            webtorch.tensor([p + [0] * (width - len(p)) for p in pieces]),
+            webtorch.tensor(starts).unsqueeze(1) + webtorch.arange(width),
+            webtorch.tensor([self.texts.index(t) for t in texts]),
+            webtorch.tensor([i * width + len(p) - 1 for i, p in enumerate(pieces)]),
         )
-        kind = run.kind if at + len(piece) == len(run.prompt) else Kind()
-        moved = (*(g.to(self.device) for g in given), self._allowed([run], kind))
-        result = self._read(moved, width, self._length(at + width), kind)
-        text.tokens += piece
-        return width, result if len(text.tokens) == len(run.prompt) else None
+        ends = starts[0] + len(pieces[0]) == len(runs[0].prompt)
+        kind = Kind()
+        for run in runs if ends else ():
+            kind |= run.kind
+        moved = (*(g.to(self.device) for g in given), self._allowed(runs, kind))
+        result = self._read(moved, len(texts) * width, self._length(max(starts) + width), kind)
+        for text, piece in zip(texts, pieces, strict=True):
+            text.tokens += piece
+            self._ready(text)
+        return sum(map(len, pieces)), result if ends else None
 
     def _read(self, given: tuple[Tensor, ...], width: int, length: int, kind: Kind) -> Result:
         """Read a piece. Each expert computes about as many of its tokens as chose the busiest one of the last piece;
@@ -403,7 +457,7 @@ class Batch:
             live_rows = self._live(runs)
             # Before the next step is given to the device, which else would be waited for too.
             read = [t._coming() for t in result[:-1]]
-            ahead = program(result[0], result[-1], live_rows, self._all[:rows])
+            ahead = program(result[0], result[-1], live_rows, self._allowed(runs, kind))
             self._ahead = ahead, kind, runs
         said = [values() for values in read]
         for row, (text, run) in enumerate(zip(self.texts, runs, strict=False)):
@@ -557,9 +611,15 @@ class Batch:
 
     def _allowed(self, runs: Sequence[Run | None], kind: Kind) -> Tensor:
         """Return the bits of tokens that may come."""
+        words = -(-self.model.config.vocab_size // 32)
         if not kind.masked:
-            return self._all[: len(runs)]
-        every = [-1] * self._all.shape[1]
+            # Kept, as a part of one tensor of all would be copied at each step.
+            found = self._every.get(len(runs))
+            if found is None:
+                found = webtorch.full((len(runs), words), -1, dtype=webtorch.int32).to(self.device)
+                self._every[len(runs)] = found
+            return found
+        every = [-1] * words
         bits = []
         for run in runs:
             try:
@@ -600,8 +660,8 @@ class Batch:
     def _program(
         self, rows: int, length: int, kind: Kind, places: int | None = None
     ) -> Callable[..., Result]:
-        """Return the step that reads `length` places: of the first `rows` texts, less than 0 with drafts; 0: of a piece
-        of one, with as many places of each expert; _READ: of a piece for the model that drafts.
+        """Return the step that reads `length` places: of the first `rows` texts, less than 0 with drafts; 0: of pieces
+        of some, with as many places of each expert; _READ: of a piece for the model that drafts.
         """
         found = self._made.get((rows, length, kind, places))
         if found is None:
@@ -624,11 +684,14 @@ class Batch:
         def step(
             tokens: Tensor, at: Tensor, row: Tensor, wanted: Tensor, allowed: Tensor
         ) -> Result:
-            """Return the token after a piece of one text; with `places`, also how many the experts wanted at most."""
+            """Return the tokens after the tokens `wanted` of a piece of each text; with `places`, also how many the
+            experts wanted at most.
+            """
             for mixture in mixtures:
                 mixture.places = places
-            logits = model(tokens, at, cache, wanted, length, row)[:, 0]
-            place = at.index_select(1, wanted)[:, 0] + 1
+            hidden = model.hidden(tokens, at, cache, length, row).flatten(0, 1)
+            logits = model.logits(hidden.index_select(0, wanted).unsqueeze(1))[:, 0]
+            place = at.flatten().index_select(0, wanted) + 1
             one = webtorch.ones_like(place).float()
             chosen = chooser.choose(kind, logits, row, place, one, allowed)
             if places is None:
