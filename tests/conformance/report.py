@@ -27,8 +27,6 @@ REASONS = {
     "nn.functional.normalize": "p = 0.5: the second derivative is a difference of large equal numbers in float32",
     "index_reduce (prod)": "second derivatives where several zeros meet are given as 0",
     "narrow_copy": "PyTorch's error for dim = rank is an internal assertion; here it is its own IndexError",
-    "matrix_exp": "float16: infinite, as the exponential is, where PyTorch's steps in 16 bits give NaN",
-    "native_layer_norm": "webgpu float16: statistics in float32, as PyTorch's accelerators give them",
 }
 
 

@@ -33,6 +33,20 @@ def test_the_list_names_operations_of_the_database() -> None:
     assert set(names) <= set(OPERATIONS)
 
 
+def test_nothing_finite_agrees_with_an_infinite_value() -> None:
+    infinite = torch.tensor([torch.inf])
+    for dtype in (torch.float16, torch.float32, torch.complex64):
+        exact, wide = infinite.to(dtype), infinite.to(torch.promote_types(dtype, torch.float64))
+        assert check.difference(exact, exact, wide, 1e-3, 1e-5) is None
+        for wrong in (5.0, 6e4, -torch.inf, torch.nan):
+            assert check.difference(torch.full_like(exact, wrong), exact, wide, 1e-3, 1e-5)
+    # Float16 has no 1e8: infinite is right there, also where PyTorch's own steps give NaN.
+    exact, wide = torch.tensor([torch.nan]).half(), torch.tensor([1e8]).double()
+    assert check.difference(infinite.half(), exact, wide, 1e-3, 1e-5) is None
+    for wrong in (6e4, -torch.inf):
+        assert check.difference(torch.full_like(exact, wrong), exact, wide, 1e-3, 1e-5)
+
+
 @pytest.mark.one_in(6)
 @pytest.mark.covers("Q1")
 @pytest.mark.parametrize(("device", "name"), CASES, ids=[f"{d}-{n}" for d, n in CASES])

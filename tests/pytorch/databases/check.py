@@ -26,6 +26,7 @@ from tests.conformance.check import (
     TIES as _TIES,
 )
 from tests.conformance.check import (
+    WIDE_STATISTICS,
     OutOfTime,
     difference,
     samples,
@@ -56,14 +57,6 @@ OUTSIDE = (
 RANDOM = _RANDOM | {"native_dropout_backward", "normal_number_mean", "signal.windows"}
 # Their results depend on the memory around a view, which a copy in float64 does not have.
 OF_MEMORY = {"as_strided", "as_strided_scatter", "as_strided_copy"}
-# Their statistics, the results after the first, are float32 for 16-bit inputs, as on CUDA; PyTorch's CPU rounds them.
-_WIDE_STATISTICS = {
-    "native_layer_norm",
-    "native_group_norm",
-    "native_batch_norm",
-    "_native_batch_norm_legit",
-    "_batch_norm_with_update",
-}
 _FREE_SIGNS = {"linalg.eig", "linalg.eigh", "linalg.svd", "svd", "linalg.qr", "qr"}
 
 
@@ -142,7 +135,7 @@ def compare(
     for i, (m, t) in enumerate(zip(mine, theirs, strict=True)):
         if m.device.type != device and op.name != "to":
             return f"result {i} is on {m.device}"
-        if i and op.name in _WIDE_STATISTICS and m.dtype is torch.float32:
+        if i and op.name in WIDE_STATISTICS and m.dtype is torch.float32:
             m = m.to(t.dtype)
         if m.dtype is not t.dtype:
             return f"result {i}: {m.dtype} for {t.dtype}"
