@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 from webtorch.ir.garbage import collect_seldom
+from webtorch.pytorch.device import runtime
 
 Step = Callable[[torch.Tensor, torch.Tensor], Any]
 
@@ -332,3 +333,31 @@ def test_calls_of_several_forms_are_told_apart(webgpu: str, name: str) -> None:
     kept.untyped_storage().resize_(8)
     with pytest.raises(RuntimeError, match="needs a storage of"):
         kept + 1.5
+
+
+OUTSIDE: dict[str, Step] = {
+    "embedding": lambda x, i: F.embedding(i, x),
+    "a part of the index": lambda x, i: F.embedding(i[1:], x),
+    "index": lambda x, i: x[i],
+    "gather": lambda x, i: x.gather(0, i[:, None]),
+    "scatter_": lambda x, i: x.clone().scatter_(0, i[:, None], 1.0),
+    "index_select, out=": lambda x, i: torch.index_select(x, 0, i, out=torch.empty_like(x[:3])),
+    "cross_entropy": lambda x, i: F.cross_entropy(x[:3], i),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_values_are_asked_also_where_a_call_is_known(webgpu: str, name: str) -> None:
+    call, x = OUTSIDE[name], torch.randn(5, 4).to(webgpu)
+
+    def outside() -> None:
+        """Call with an index that is outside; elsewhere than on the CPU the read says so."""
+        found = call(x, torch.tensor([1, 2, 30]).to(webgpu))
+        if runtime().kind != "cpu":
+            found.cpu()
+
+    for _ in range(4):
+        call(x, torch.tensor([1, 2, 3]).to(webgpu))
+    with pytest.raises(IndexError, match="out of"):
+        outside()
+    assert call(x, torch.tensor([1, 2, 3]).to(webgpu)).cpu().isfinite().all()

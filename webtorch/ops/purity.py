@@ -24,6 +24,9 @@ class _Look(threading.local):
     def __init__(self) -> None:
         # What the watched call says must be zeros, with what raises where it is not.
         self.demands: list[tuple[Any, Callable[[], object]]] = []
+        # What the watched call asks of values, with the nodes that hold these, for whoever makes such calls again
+        # without it (`tensors/values.py`); None where nobody does.
+        self.asked: list[tuple[Any, tuple[Any, ...]]] | None = None
 
 
 look = _Look()

@@ -19,6 +19,7 @@ from webtorch.dispatch.call import watched as looked_at
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import IN_MEMORY, Form, Node
 from webtorch.ir.view import numel
+from webtorch.ops.purity import look as looking
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
@@ -37,6 +38,7 @@ from webtorch.tensors.modes import transforms
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.remember import Place, Result, watched
 from webtorch.tensors.storage import Storage
+from webtorch.tensors.values import check_again
 
 # Kinds of calls that an operator knows; a program that makes kinds without end starts anew.
 _MOST_KINDS = 1024
@@ -62,6 +64,8 @@ _MOST_NEAR = 8
 Key = tuple[object, ...]
 # The strides of a tensor, and whether its memory holds the values row-major all the same.
 Lying = tuple[tuple[int, ...], bool]
+# An operand by its number, and what is asked of its values.
+Ask = tuple[int, tuple[Any, ...]]
 # What a kernel calls with the engine's values: its results as they are to lie.
 Call = Callable[[Sequence[Any], dict[str, Any]], Any]
 
@@ -97,12 +101,18 @@ class Plan:
     """What calls of one kind record."""
 
     __slots__ = (
-        "attrs", "dtype", "form", "forms", "is_numbered", "is_straight", "kind", "leaves", "lined", "make", "marks",
-        "numbers", "place", "places", "record", "results", "scalars", "shape", "single", "steps", "tensor", "written",
+        "asks", "attrs", "dtype", "form", "forms", "is_numbered", "is_straight", "kind", "leaves", "lined", "make",
+        "marks", "numbers", "place", "places", "record", "results", "scalars", "shape", "single", "steps", "tensor",
+        "written",
     )  # fmt: skip
 
     def __init__(
-        self, result: Result, laid: Sequence[Lying], marks: Sequence[int], operands: int
+        self,
+        result: Result,
+        laid: Sequence[Lying],
+        marks: Sequence[int],
+        operands: int,
+        asks: Sequence[Ask] = (),
     ) -> None:
         # What the caller wants to know of each result.
         self.marks = tuple(marks)
@@ -137,6 +147,27 @@ class Plan:
         # made for the first call that does.
         self.tensor = recorder(self)
         self.written: Any = _NEW
+        # What is asked of the operands' values before. A call that asks is Python's, so that machine code leaves it.
+        self.asks = asks
+        if asks:
+            self.tensor, self.written = self._asking(self.tensor), None
+
+    def _asking(self, record: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        """Return what asks, and records."""
+        if record is None:
+            return None
+
+        def asked(nodes: list[Node], numbers: Sequence[float], line: object) -> Any:
+            """Ask, and record."""
+            self.ask(nodes)
+            return record(nodes, numbers, line)
+
+        return asked
+
+    def ask(self, nodes: Sequence[Node]) -> None:
+        """Raise PyTorch's error where the values of operands say so, and are in this process's memory."""
+        for operand, ask in self.asks:
+            check_again(nodes[operand], *ask)
 
     def takes(self, numbers: Sequence[float]) -> bool:
         """Whether numbers in the place of these give the same nodes with those numbers."""
@@ -153,6 +184,8 @@ class Plan:
         line: object,
     ) -> None:
         """Record a call, and overwrite a tensor with each of its results."""
+        if self.asks:
+            self.ask(nodes)
         if self.written is _NEW:
             self.written = writer(self, self._put)
         if self.written is not None:
@@ -247,6 +280,8 @@ class Plan:
         """
         if self.tensor is not None and not outs:
             return self.tensor(nodes, numbers, line)
+        if self.asks:
+            self.ask(nodes)
         home = opened.runtime
         assert home is not None
         if self.make is None:
@@ -463,12 +498,15 @@ class Kinds:
         out: list[object] = []
         home = opened.runtime
         assert home is not None
+        looking.asked = []
         try:
             _, result = watched(run, values, options, nodes, home)
             if result is not None and all(map(_is_all, result.places, lying)):
-                plan = Plan(result, lying, marks, len(nodes))
+                asks = [(nodes.index(n), ask) for n, ask in looking.asked if n in nodes]
+                plan = Plan(result, lying, marks, len(nodes), asks)
                 self.heavy = any(step[0] in ("matmul", "conv", "attention") for step in plan.steps)
         finally:
+            looking.asked = None
             self.found[key] = plan
             self.failures += 1 if plan is None else -(1 << 30)
         if plan is not None and numbers and not plan.takes(numbers):

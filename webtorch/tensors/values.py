@@ -4,6 +4,7 @@ Elsewhere kernels report what is wrong, and the next read raises. Floor 4.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from webtorch.tensors.tensor import Tensor
 # What is written in place, and has no more elements, is computed where its values are to be checked.
 _SMALL = 4096
 _FEW = 32
+Check = Callable[[Any], None]
 
 
 def at_hand(x: Tensor) -> Any:
@@ -131,7 +133,30 @@ def check_places(
     `words`: PyTorch's, before what a kernel would report; with "{index}", "{dim}" and "{size}" in them.
     """
     known = at_hand_or_written(places)
-    if known is None or not known.size:
+    if known is not None:
+        _check(places, known, functools.partial(_are_inside, op, size, words, low, dim, ignored))
+
+
+def _check(x: Tensor, known: Any, check: Check) -> None:
+    """Check the values of a tensor, and note it for calls to come whose values lie alike."""
+    node = x._storage.node
+    if look.asked is not None and node.kind == "buffer":
+        view = () if x._whole else (x._shape, x._strides, int(x._offset))
+        backend: Any = x._storage.runtime.backend
+        look.asked.append((node, (backend.at_hand, view, check)))
+    check(known)
+
+
+def check_again(node: Node, read: Callable[..., Any], view: tuple[Any, ...], check: Check) -> None:
+    """Check the values of a node that lie as those did of which the check was noted, if they are computed."""
+    if node.kind == "buffer" and (known := read(node.buffer, *view)) is not None:
+        check(known)
+
+
+def _are_inside(
+    op: str, size: int, words: str, low: int, dim: int, ignored: int | None, known: Any
+) -> None:
+    if not known.size:
         return
     # Of a few numbers Python finds the extremes in less time than NumPy.
     some = known.ravel().tolist() if known.size <= _FEW else None
@@ -147,7 +172,12 @@ def check_range(x: Tensor, low: float, high: float, rule: str) -> None:
     """Raise DeviceCheckError if a number of x is known to be outside of [low, high], in which NaN is not."""
     unknown = tracing.active or x.dtype.is_complex or x.dtype is bfloat16
     known = None if unknown else at_hand_or_written(x)
-    if known is not None and known.size and not low <= known.min() <= known.max() <= high:
+    if known is not None:
+        _check(x, known, functools.partial(_is_between, low, high, rule))
+
+
+def _is_between(low: float, high: float, rule: str, known: Any) -> None:
+    if known.size and not low <= known.min() <= known.max() <= high:
         raise DeviceCheckError(f"{rule} ({line_text(user_line())})")
 
 
