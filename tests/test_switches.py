@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import webtorch
+from webtorch import nn
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +76,28 @@ def test_rooms_of_other_devices_say_that_there_is_none() -> None:
     assert not webtorch.xpu.is_available() and webtorch.xpu.device_count() == 0
     assert not webtorch.mps.is_available()
     assert webtorch.get_num_interop_threads() == 1 and not webtorch.is_storage(webtorch.ones(1))
+
+
+def test_training_twice_gives_the_same_bits() -> None:
+    """While the switch is on nothing is computed by NumPy at first, in another order than machine code's."""
+
+    def losses() -> list[float]:
+        webtorch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 2)).to(
+            "cpu"
+        )
+        optimizer = webtorch.optim.Adam(model.parameters(), 1e-2)
+        found = []
+        for i in range(16):
+            size = 4 + i * 7 % 5
+            x = webtorch.randn(size, 8, device="cpu")
+            y = webtorch.randint(0, 2, (size,), device="cpu")
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    webtorch.use_deterministic_algorithms(True)
+    assert losses() == losses()

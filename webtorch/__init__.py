@@ -7,12 +7,6 @@ loaded with the package; the rooms above are loaded when one of their names is u
 import importlib as _importlib
 import sys as _sys
 
-# Of `python -m webtorch` this is loaded before __main__: Ctrl-C ends in a sentence here, too.
-if _sys.argv[:1] == ["-m"] and "webtorch" in _sys.orig_argv:
-    from webtorch_autoload.command import tell as _tell
-
-    _sys.excepthook = _tell
-
 from webtorch import scripts as _scripts
 from webtorch.functions import public as _public
 from webtorch.functions.public import *

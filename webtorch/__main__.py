@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from webtorch_autoload.command import main
+from webtorch.cli import main
 
 if __name__ == "__main__":
-    sys.excepthook = sys.__excepthook__  # webtorch/__init__.py has set another
     sys.exit(main())

@@ -164,10 +164,10 @@ def test_another_length_compiles_no_step(device: str) -> None:
         webtorch.realize()
         return int(module.weight_hh_l0._storage.runtime.counters.misses - before)
 
-    run(3)
+    first = run(3)
     run(4)
-    assert run(40) <= run(11) + 1
-    assert run(41) < 20
+    # Graphs of ever new sizes may be computed without a program.
+    assert max(run(11), run(40), run(41)) <= first + 1 < 20
 
 
 @pytest.mark.covers("I25")

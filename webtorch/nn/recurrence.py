@@ -18,6 +18,7 @@ from webtorch.functions import public as webtorch
 from webtorch.nn import functional as F
 from webtorch.ops.record import Autocast
 from webtorch.runtime import realize as realizing
+from webtorch.runtime.backend import compiling
 from webtorch.tensors import autocast
 from webtorch.tensors.host import reads, sizes_in
 from webtorch.tensors.tape import looks_at_each, start_at
@@ -323,7 +324,7 @@ def _comes_often(cell: _Cell, mask: Tensor | None, gates: Tensor, start: State) 
     """Whether the steps of a sequence may be one program: while scripts follow loops, that takes a third to a fifth of
     the time, once it is compiled.
     """
-    if realizing.listener is None or gates.shape[0] > _LONGEST:
+    if realizing.listener is None or compiling.at_once or gates.shape[0] > _LONGEST:
         return False
     key = cell, mask is None, gates.shape, gates.dtype, start[0].shape, gates.requires_grad
     if len(_came) > 1024:

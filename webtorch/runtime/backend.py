@@ -107,6 +107,16 @@ class Singles(NamedTuple):
     function: Callable[[type[object], type[object]], Callable[..., Any] | None]
 
 
+class _Compiling:
+    """When programs are compiled: once they have done enough work to pay for it, or `at_once`, so that no last digit
+    depends on what came before.
+    """
+
+    at_once = False
+
+
+compiling = _Compiling()
+
 # How a backend computes the nodes of a graph, sources first, without a program: it returns the memory of those that are
 # wanted, or None, and has changed nothing.
 Interpret = Callable[[Sequence[Node], Sequence[Node]], "list[Any] | None"]

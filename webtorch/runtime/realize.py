@@ -27,7 +27,7 @@ from webtorch.lower.compiler import compile_graph
 from webtorch.runtime import arrivals, kept
 from webtorch.runtime.ahead import Ahead, Counters
 from webtorch.runtime.arrivals import Arrival
-from webtorch.runtime.backend import Backend, Executable, Sent
+from webtorch.runtime.backend import Backend, Executable, Sent, compiling
 from webtorch.runtime.backends import get_backend
 from webtorch.runtime.churn import Churn, Family
 from webtorch.runtime.compilations import Compilation, note
@@ -755,7 +755,7 @@ class Runtime:
     def _interpreted(self, frozen: Frozen) -> bool:
         """Compute a graph without a program, if it has not come often and the backend can. Return whether it did."""
         interpret, order, key = self.backend.interpret, frozen.order, frozen.key
-        if interpret is None or self.lent or key in self.programs:
+        if interpret is None or compiling.at_once or self.lent or key in self.programs:
             return False
         number = hash(key)
         times = self.sights.get(number, 0)

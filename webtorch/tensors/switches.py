@@ -11,6 +11,7 @@ from typing import Any
 from webtorch.ir.dtype import float16, float32, float64
 from webtorch.ir.lines import user_depth
 from webtorch.ops.purity import Said, looks
+from webtorch.runtime.backend import compiling
 from webtorch.tensors.promotion import set_default_dtype
 
 # What the debug mode is: "default", "warn" or "error".
@@ -50,13 +51,18 @@ def alert(name: str) -> None:
 
 
 def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
-    """Keep the switch. With one seed on one device, results here are the same in every run."""
+    """Keep the switch: with one seed on one device, results are the same in every run, to the last bit.
+
+    On the CPU NumPy computes what comes seldom, in another order than machine code; while the switch is on, all is
+    machine code from its first run on, which takes time to compile.
+    """
     for where, value in (("'mode' (position 1)", mode), ("'warn_only'", warn_only)):
         if type(value) is not bool:
             raise TypeError(
                 f"_set_deterministic_algorithms(): argument {where} must be bool, not {type(value).__name__}"
             )
     _Switches.deterministic = (1 if warn_only else 2) if mode else 0
+    compiling.at_once = mode
     _Switches.warn_only = warn_only
 
 

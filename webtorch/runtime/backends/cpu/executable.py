@@ -40,7 +40,7 @@ from webtorch.lower.pysource import python_source
 from webtorch.lower.scansource import scan_source
 from webtorch.lower.sizes import Families, Family
 from webtorch.lower.templates.generic import conv_kernel, without_epilogue
-from webtorch.runtime.backend import Ready
+from webtorch.runtime.backend import Ready, compiling
 from webtorch.runtime.backends.cpu import (
     attention,
     contraction,
@@ -237,10 +237,10 @@ class KernelRunner(Runner):
         family = self.family
         if family is None:
             self.spent += self.step
-            return self.spent >= self.enough
+            return compiling.at_once or self.spent >= self.enough
         # What was compiled for another size serves here too.
         family.work += self.step
-        return family.work >= self.enough
+        return compiling.at_once or family.work >= self.enough
 
     def compile(self) -> jit.Native:
         """Make and keep the machine code."""
@@ -459,7 +459,8 @@ class ScanRunner(ArrayRunner):
         """Run on bound buffers."""
         if self.native is None:
             self.spent += self.step
-            if self.spent < _COMPILE_WORK or not jit.available():
+            waits = self.spent < _COMPILE_WORK and not compiling.at_once
+            if waits or not jit.available():
                 super().run(buffers, args, status)
                 return
             self.native = jit.function(self.source)
@@ -494,7 +495,8 @@ class SortRunner(ArrayRunner):
         """Run on bound buffers."""
         if self.native is None:
             self.spent += self.step
-            if self.spent < _COMPILE_WORK or not jit.available():
+            waits = self.spent < _COMPILE_WORK and not compiling.at_once
+            if waits or not jit.available():
                 super().run(buffers, args, status)
                 return
             self.native = jit.function(self.source)
@@ -610,7 +612,7 @@ def compile_ahead(steps: Sequence[Runner]) -> None:
         for kernel in step.kernels():
             if kernel.family is None and kernel.native is None:
                 spent[kernel] = spent.get(kernel, kernel.spent) + kernel.step
-                if spent[kernel] >= kernel.enough:
+                if compiling.at_once or spent[kernel] >= kernel.enough:
                     waiting[kernel] = None
     if len(waiting) < 2:
         return
