@@ -73,7 +73,7 @@ class NullBackend:
     programs = []
     stops = reads_parts = False
     waited = 0
-    singles = None
+    singles = interpret = None
 
     def description(self):
         return "nothing"

@@ -40,7 +40,8 @@ def told(run: Callable[[Any], Any], t: Any) -> Any:
     try:
         out = run(t)
     except (RuntimeError, ValueError) as error:
-        return str(error).split("Subtraction")[-1]
+        # PyTorch's sentence comes first, ours behind it.
+        return str(error).split("Subtraction")[-1].partition(" (")[0]
     there = None
     if out.layout is t.sparse_coo:
         there = out.coalesce().indices().tolist()

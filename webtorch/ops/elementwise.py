@@ -146,12 +146,12 @@ def check_subtraction(name: str, *operands: Any) -> None:
     if all(is_tensor(x) and x.dtype is bool_ for x in operands):
         raise DTypeError(
             "Subtraction, the `-` operator, with two bool tensors is not supported. "
-            f"Use the `^` or `logical_xor()` operator instead of {name}()."
+            f"Use the `^` or `logical_xor()` operator instead. ({name})"
         )
     if any((is_tensor(x) and x.dtype is bool_) or type(x) is bool for x in operands):
         raise DTypeError(
             "Subtraction, the `-` operator, with a bool tensor is not supported. If you are trying to invert a mask, "
-            f"use the `~` or `logical_not()` operator instead of {name}()."
+            f"use the `~` or `logical_not()` operator instead. ({name})"
         )
 
 
