@@ -162,15 +162,11 @@ class Fuser(Facts):
             case "take":
                 # Many positions may be read many times; only data in memory (through views) is
                 # worth that.
-                source = node.srcs[0]
-                while self.nodes[source].kind == "view" and source not in self.stored:
-                    source = self.nodes[source].srcs[0]
+                source = self._below_views(node.srcs[0])
                 if self.costs[source] > 1:
                     self._store(source)
             case "pad":
-                source = node.srcs[0]
-                while self.nodes[source].kind == "view" and source not in self.stored:
-                    source = self.nodes[source].srcs[0]
+                source = self._below_views(node.srcs[0])
                 if self.use_counts[source] > 1 and self.costs[source] > _MAX_MOVED_COST:
                     self._store(source)
             case "view" | "reduce":
@@ -188,6 +184,12 @@ class Fuser(Facts):
                     if self.use_counts[source] > 1:
                         self._store(source)
 
+    def _below_views(self, number: int) -> int:
+        """Return the node that views which are not in memory look at."""
+        while number not in self.stored and self.nodes[number].kind == "view":
+            number = self.nodes[number].srcs[0]
+        return number
+
     def _store_operand(
         self, number: int, operand: Callable[[Graph, int, set[int]], object]
     ) -> None:
@@ -196,9 +198,7 @@ class Fuser(Facts):
         """
         if operand(self.graph, number, self.stored) is not None:
             return
-        base = number
-        while base not in self.stored and self.nodes[base].kind == "view":
-            base = self.nodes[base].srcs[0]
+        base = self._below_views(number)
         if (
             base not in self.stored
             # Queries, keys and values of one product: together they are all of it.
