@@ -499,7 +499,7 @@ class Optimizer:
         hypers = [self._hyper(group) for group in groups]
         watched = Watched(found_inf, groups, [hyper.stamp() for hyper in hypers], state)
         # What says whether a step is taken back is not held from here.
-        known = found_inf is None and all([hyper.is_fixed for hyper in hypers])
+        known = found_inf is None and all(hyper.is_fixed for hyper in hypers)
         self._before = watched if known else None
         return watched
 
