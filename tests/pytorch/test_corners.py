@@ -513,6 +513,10 @@ def test_traces_are_compared_with_what_was_traced(webgpu: str) -> None:
     # PyTorch hands the copy of a traced number over as Python's.
     halved = torch.jit.trace(lambda x: x * torch.tensor(0.5, device=webgpu), x)
     torch.testing.assert_close(halved(x), x / 2)
+    copied = torch.jit.trace(
+        lambda x: torch.empty_like(x).copy_(x[0]) + torch.ones(x.shape[1:], device=webgpu), x
+    )
+    torch.testing.assert_close(copied(x), x[:1].expand(2, 4) + 1)
 
 
 @pytest.mark.one_in(3)
