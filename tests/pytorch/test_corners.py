@@ -782,3 +782,11 @@ def test_attention_whose_result_has_no_gradient(webgpu: str, again: bool) -> Non
     out = _Stops.apply(F.scaled_dot_product_attention(q, q, q))
     grads = torch.autograd.grad(out.sum(), q, create_graph=again, allow_unused=True)
     assert grads == (None,)
+
+
+@pytest.mark.parametrize("value", [1.0, torch.ones(1)])
+def test_a_mask_of_another_size_is_refused_as_an_index(webgpu: str, value: Any) -> None:
+    x = torch.zeros(2, 3, device=webgpu)
+    mask = torch.ones(3, dtype=torch.bool, device=webgpu)
+    with pytest.raises(IndexError, match=r"The shape of the mask \[3\] at index 0 does not match"):
+        setitem(x, mask, value if isinstance(value, float) else value.to(webgpu))
