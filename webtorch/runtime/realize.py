@@ -403,28 +403,32 @@ class Runtime:
                     ):
                         self._tidy(known)
                     return
-            if self.apart:
-                self.ahead.take(len(self.pending))
-            taken = self._take()
-            try:
-                if seen is not None and not seen.is_of(taken):
-                    seen = None
-                if self.arriving and seen is None:
-                    taken = self._that_can_be(taken)
-                if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
-                    for number, r in list(self.lent.items()):
-                        if (n := r()) is None or not is_seen(n):
-                            self.lent.pop(number, None)
-                if taken:
-                    self._compute(taken, few, seen)
-            finally:
-                self.running -= 1
+            self._compute_pending(few, seen)
         finally:
             if drop is not None:
                 drop()
             if held:
                 self.pending[:0] = held
             lock.release()
+
+    def _compute_pending(self, few: bool, seen: Seen | None) -> None:
+        """Compute all that is pending and can be computed. The caller holds the lock."""
+        if self.apart:
+            self.ahead.take(len(self.pending))
+        taken = self._take()
+        try:
+            if seen is not None and not seen.is_of(taken):
+                seen = None
+            if self.arriving and seen is None:
+                taken = self._that_can_be(taken)
+            if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
+                for number, r in list(self.lent.items()):
+                    if (n := r()) is None or not is_seen(n):
+                        self.lent.pop(number, None)
+            if taken:
+                self._compute(taken, few, seen)
+        finally:
+            self.running -= 1
 
     @property
     def reads_arriving(self) -> bool:
