@@ -33,6 +33,10 @@ def _linears(t: Any, count: int = 3, bias: bool = True) -> Any:
         (lambda nn: [nn.Linear(2, 4), nn.LayerNorm(4), nn.PReLU(4)], (4, 2)),
         (lambda nn: [nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True)], (2, 3, 4)),
         (lambda nn: [nn.InstanceNorm1d(3, affine=True), nn.Linear(4, 2), nn.RMSNorm(2)], (2, 3, 4)),
+        (
+            lambda nn: [nn.InstanceNorm1d(3, affine=True, track_running_stats=True).eval()],
+            (2, 3, 4),
+        ),
         (lambda nn: [nn.Linear(3, 2)], (3,)),
     ],
 )

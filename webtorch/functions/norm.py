@@ -378,7 +378,9 @@ def instance_norm(
     """Return input (N, C, ...) with mean 0 and variance 1 in each channel of each sample (Ulyanov et al., 2016)."""
     _check_float("instance_norm", input)
     if not use_input_stats:
-        return batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        # PyTorch repeats them for each sample: their gradients come in the order of these two.
+        w, b = (None if p is None else p.view(p.shape) for p in (weight, bias))
+        return batch_norm(input, running_mean, running_var, w, b, False, momentum, eps)
     rank, dims = input.ndim, tuple(range(2, input.ndim))
     if rank < 3 or count_of(input.shape, dims) == 1:
         raise ValueError(
