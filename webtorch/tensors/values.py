@@ -4,7 +4,6 @@ Elsewhere kernels report what is wrong, and the next read raises. Floor 4.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,8 @@ from webtorch.tensors.tensor import Tensor
 # What is written in place, and has no more elements, is computed where its values are to be checked.
 _SMALL = 4096
 _FEW = 32
-Check = Callable[[Any], None]
+# Takes what is to be checked last.
+Check = Callable[..., None]
 
 
 def at_hand(x: Tensor) -> Any:
@@ -134,23 +134,27 @@ def check_places(
     """
     known = at_hand_or_written(places)
     if known is not None:
-        _check(places, known, functools.partial(_are_inside, op, size, words, low, dim, ignored))
+        _check(places, known, _are_inside, op, size, words, low, dim, ignored)
 
 
-def _check(x: Tensor, known: Any, check: Check) -> None:
-    """Check the values of a tensor, and note it for calls to come whose values lie alike."""
+def _check(x: Tensor, known: Any, check: Check, *given: object) -> None:
+    """Check the values of a tensor by what is given, and note it for calls to come whose values lie alike."""
     node = x._storage.node
     if look.asked is not None and node.kind == "buffer":
         view = () if x._whole else (x._shape, x._strides, int(x._offset))
         backend: Any = x._storage.runtime.backend
-        look.asked.append((node, (backend.at_hand, view, check)))
-    check(known)
+        # What is called within may ask the same.
+        if (note := (node, (backend.at_hand, view, check, *given))) not in look.asked:
+            look.asked.append(note)
+    check(*given, known)
 
 
-def check_again(node: Node, read: Callable[..., Any], view: tuple[Any, ...], check: Check) -> None:
+def check_again(
+    node: Node, read: Callable[..., Any], view: tuple[Any, ...], check: Check, *given: object
+) -> None:
     """Check the values of a node that lie as those did of which the check was noted, if they are computed."""
     if node.kind == "buffer" and (known := read(node.buffer, *view)) is not None:
-        check(known)
+        check(*given, known)
 
 
 def _are_inside(
@@ -173,7 +177,7 @@ def check_range(x: Tensor, low: float, high: float, rule: str) -> None:
     unknown = tracing.active or x.dtype.is_complex or x.dtype is bfloat16
     known = None if unknown else at_hand_or_written(x)
     if known is not None:
-        _check(x, known, functools.partial(_is_between, low, high, rule))
+        _check(x, known, _is_between, low, high, rule)
 
 
 def _is_between(low: float, high: float, rule: str, known: Any) -> None:
