@@ -28,12 +28,12 @@ Check = Callable[..., None]
 
 
 def at_hand(x: Tensor) -> Any:
-    """Return the elements of a tensor as a NumPy array, to be read only; None where they are not computed, or on
-    another device.
+    """Return the elements of a tensor as a NumPy array, to be read only; None where they are not computed, on another
+    device, or of no type of NumPy's (bfloat16, views of another type).
     """
     storage = x._storage
     node = storage.node
-    if node.kind != "buffer" or x._levels:
+    if node.kind != "buffer" or x._levels or x.dtype is bfloat16 or x.dtype is not storage.dtype:
         return None
     runtime = storage.runtime
     if runtime.kind != "cpu" or runtime.recording is not None:
@@ -94,8 +94,6 @@ def waited_for(*tensors: Tensor) -> list[Any] | None:
             or runtime.recording is not None
             or x._levels
             or x.dtype.is_complex
-            or x.dtype is bfloat16
-            or x.dtype is not x._storage.dtype
             or needs_grad((x,))
             or transforms.count
         ):
@@ -132,13 +130,16 @@ def check_places(
 
     `words`: PyTorch's, before what a kernel would report; with "{index}", "{dim}" and "{size}" in them.
     """
-    known = at_hand_or_written(places)
-    if known is not None:
-        _check(places, known, _are_inside, op, size, words, low, dim, ignored)
+    check_values(places, _are_inside, op, size, words, low, dim, ignored)
 
 
-def _check(x: Tensor, known: Any, check: Check, *given: object) -> None:
-    """Check the values of a tensor by what is given, and note it for calls to come whose values lie alike."""
+def check_values(x: Tensor, check: Check, *given: object) -> None:
+    """Check the values of a tensor by what is given if they are known, and note it for calls to come whose values lie
+    alike.
+    """
+    known = at_hand_or_written(x)
+    if known is None:
+        return
     node = x._storage.node
     if look.asked is not None and node.kind == "buffer":
         view = () if x._whole else (x._shape, x._strides, int(x._offset))
@@ -174,10 +175,8 @@ def _are_inside(
 
 def check_range(x: Tensor, low: float, high: float, rule: str) -> None:
     """Raise DeviceCheckError if a number of x is known to be outside of [low, high], in which NaN is not."""
-    unknown = tracing.active or x.dtype.is_complex or x.dtype is bfloat16
-    known = None if unknown else at_hand_or_written(x)
-    if known is not None:
-        _check(x, known, _is_between, low, high, rule)
+    if not (tracing.active or x.dtype.is_complex):
+        check_values(x, _is_between, low, high, rule)
 
 
 def _is_between(low: float, high: float, rule: str, known: Any) -> None:
