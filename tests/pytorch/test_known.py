@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from webtorch.ir.garbage import collect_seldom
 from webtorch.pytorch.device import runtime
+from webtorch.pytorch.known import Kinds, Plan
+from webtorch.pytorch.nativenodes import entry
 
 Step = Callable[[torch.Tensor, torch.Tensor], Any]
 
@@ -346,6 +348,31 @@ OUTSIDE: dict[str, Step] = {
 }
 
 
+def _plans(call: Step, x: torch.Tensor, index: torch.Tensor) -> list[Plan]:
+    """Return what Python finds a call to be known as."""
+    found, find = list[Any](), Kinds.find
+
+    def noted(*args: Any, **options: Any) -> Any:
+        """Note what is found."""
+        found.append(find(*args, **options))
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Kinds, "find", noted)
+        call(x, index)
+    return [plan for plan in found if type(plan) is Plan]
+
+
+def test_calls_that_ask_for_values_stay_in_machine_code(webgpu: str) -> None:
+    if not entry("wt_kernel"):
+        pytest.skip("there is no machine code")
+    x, index = torch.randn(5, 4).to(webgpu), torch.tensor([1, 2, 3]).to(webgpu)
+    torch.webgpu.synchronize()
+    for _ in range(4):
+        F.embedding(index, x)
+    assert not _plans(OUTSIDE["embedding"], x, index)
+
+
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_values_are_asked_also_where_a_call_is_known(webgpu: str, name: str) -> None:
     call, x = OUTSIDE[name], torch.randn(5, 4).to(webgpu)
@@ -358,6 +385,9 @@ def test_values_are_asked_also_where_a_call_is_known(webgpu: str, name: str) -> 
 
     for _ in range(4):
         call(x, torch.tensor([1, 2, 3]).to(webgpu))
+    for plan in _plans(call, x, torch.tensor([1, 2, 3]).to(webgpu)):
+        # Once, also where what is called within asks the same; and in the kernel of machine code.
+        assert plan.ask is None or len(plan.ask.args[0]) == 1
     with pytest.raises(IndexError, match="out of"):
         outside()
     assert call(x, torch.tensor([1, 2, 3]).to(webgpu)).cpu().isfinite().all()

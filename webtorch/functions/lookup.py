@@ -5,7 +5,6 @@ Bounds of index tensors are checked on the device. `bincount` reads its input, b
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -39,7 +38,7 @@ from webtorch.tensors.values import check_places, check_values, taken_over, wait
 
 def _classes(tensor: Tensor, num_classes: int = -1) -> None:
     """Raise for a class that there is not."""
-    check_values(tensor, functools.partial(_are_classes, num_classes))
+    check_values(tensor, _are_classes, num_classes)
 
 
 def _are_classes(num_classes: int, known: Any) -> None:

@@ -28,7 +28,8 @@ products   matmul and einsum whose gradient is recorded
 own        kernels with a form of their own: memory, creation
 compositions  operators that are written with others of PyTorch
 jagged        dense tensors of nested ones, and the other way round
-optimizer  fused optimizers, and Adam as users write it
+optimizer  optimizers, fused or as users write them: one call a parameter
+stepping   what PyTorch says of a parameter's step, run with stand-ins for its tensors
 autocast   what autocast does with operators
 patches    what of PyTorch's own Python is replaced for the device
 library    registers all of these

@@ -8,6 +8,7 @@ and those of tensors that lie otherwise than their type says, take the usual way
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -97,11 +98,17 @@ class _Free(float):
         return number
 
 
+def _ask(asks: Sequence[Ask], nodes: Sequence[Node]) -> None:
+    """Raise PyTorch's error where the values of operands say so, and are in this process's memory."""
+    for operand, ask in asks:
+        check_again(nodes[operand], *ask)
+
+
 class Plan:
     """What calls of one kind record."""
 
     __slots__ = (
-        "asks", "attrs", "dtype", "form", "forms", "is_numbered", "is_straight", "kind", "leaves", "lined", "make",
+        "ask", "attrs", "dtype", "form", "forms", "is_numbered", "is_straight", "kind", "leaves", "lined", "make",
         "marks", "numbers", "place", "places", "record", "results", "scalars", "shape", "single", "steps", "tensor",
         "written",
     )  # fmt: skip
@@ -147,27 +154,8 @@ class Plan:
         # made for the first call that does.
         self.tensor = recorder(self)
         self.written: Any = _NEW
-        # What is asked of the operands' values before. A call that asks is Python's, so that machine code leaves it.
-        self.asks = asks
-        if asks:
-            self.tensor, self.written = self._asking(self.tensor), None
-
-    def _asking(self, record: Callable[..., Any] | None) -> Callable[..., Any] | None:
-        """Return what asks, and records."""
-        if record is None:
-            return None
-
-        def asked(nodes: list[Node], numbers: Sequence[float], line: object) -> Any:
-            """Ask, and record."""
-            self.ask(nodes)
-            return record(nodes, numbers, line)
-
-        return asked
-
-    def ask(self, nodes: Sequence[Node]) -> None:
-        """Raise PyTorch's error where the values of operands say so, and are in this process's memory."""
-        for operand, ask in self.asks:
-            check_again(nodes[operand], *ask)
+        # Asks what is to be asked of the operands' values before; None where that is nothing.
+        self.ask = functools.partial(_ask, asks) if asks else None
 
     def takes(self, numbers: Sequence[float]) -> bool:
         """Whether numbers in the place of these give the same nodes with those numbers."""
@@ -184,7 +172,7 @@ class Plan:
         line: object,
     ) -> None:
         """Record a call, and overwrite a tensor with each of its results."""
-        if self.asks:
+        if self.ask is not None:
             self.ask(nodes)
         if self.written is _NEW:
             self.written = writer(self, self._put)
@@ -278,10 +266,10 @@ class Plan:
         """Record a call over the operands' nodes, and return its results as new tensors; the last ones overwrite
         `outs`.
         """
+        if self.ask is not None:
+            self.ask(nodes)
         if self.tensor is not None and not outs:
             return self.tensor(nodes, numbers, line)
-        if self.asks:
-            self.ask(nodes)
         home = opened.runtime
         assert home is not None
         if self.make is None:

@@ -169,6 +169,30 @@ no:
   ret ptr null
 }
 
+; Ask what a plan asks of the operands' values; false with an error.
+define internal i1 @ask(ptr %words, ptr %plan, ptr %nodes, i64 %count) {
+entry:
+  %none = call ptr @at(ptr %words, i64 WORD_none)
+  %asking = call ptr @at(ptr %plan, i64 PLAN_ask)
+  %is_nothing = icmp eq ptr %asking, %none
+  br i1 %is_nothing, label %yes, label %list
+list:
+  %all = call ptr @PyList_New(i64 0)
+  %is_made = icmp ne ptr %all, null
+  br i1 %is_made, label %call, label %no
+call:
+  call void @extend(ptr %all, ptr %nodes, i64 %count)
+  %said = call ptr @PyObject_CallOneArg(ptr %asking, ptr %all)
+  call void @Py_DecRef(ptr %all)
+  call void @Py_DecRef(ptr %said)
+  %is_said = icmp ne ptr %said, null
+  ret i1 %is_said
+yes:
+  ret i1 true
+no:
+  ret i1 false
+}
+
 ; Record a call that is known; null, with or without an error, where none is.
 define internal ptr @known(ptr %words, ptr %kinds, i64 %writes, ptr %args, ptr %options) {
 entry:
@@ -210,12 +234,20 @@ none:
   ret ptr null
 found:
   call void @Py_DecRef(ptr %all)
+  %h = load i64, ptr %held
+  %asks = call i1 @ask(ptr %words, ptr %plan, ptr %nodes, i64 %h)
+  br i1 %asks, label %way, label %refused
+refused:
+  call void @drop(ptr %nodes, i64 %h)
+  call void @Py_DecRef(ptr %plan)
+  ret ptr null
+way:
   %overwrites = icmp ne i64 %writes, 0
   %writer = call ptr @at(ptr %plan, i64 PLAN_written)
   %maker = call ptr @at(ptr %plan, i64 PLAN_tensor)
-  %way = select i1 %overwrites, ptr %writer, ptr %maker
-  call void @Py_IncRef(ptr %way)
-  %own = call ptr @words_of(ptr %words, ptr %way)
+  %maker_or_writer = select i1 %overwrites, ptr %writer, ptr %maker
+  call void @Py_IncRef(ptr %maker_or_writer)
+  %own = call ptr @words_of(ptr %words, ptr %maker_or_writer)
   %is_native = icmp ne ptr %own, null
   br i1 %is_native, label %line, label %end
 line:
@@ -224,7 +256,6 @@ line:
   %has_line = icmp ne ptr %line_of, null
   br i1 %has_line, label %record, label %end
 record:
-  %h = load i64, ptr %held
   %f = load i64, ptr %free
   %steps = call i64 @record(ptr %own, ptr %nodes, i64 %h, ptr %numbers, i64 %f, ptr %line_of, ptr %made)
   call void @Py_DecRef(ptr %line_of)
@@ -252,11 +283,11 @@ unwritten:
   call void @Py_DecRef(ptr %first)
   br label %end
 end:
-  %result = phi ptr [ null, %found ], [ null, %line ], [ null, %record ], [ %new, %make ], [ %first, %written ],
+  %result = phi ptr [ null, %way ], [ null, %line ], [ null, %record ], [ %new, %make ], [ %first, %written ],
     [ null, %unwritten ]
   %m = load i64, ptr %held
   call void @drop(ptr %nodes, i64 %m)
-  call void @Py_DecRef(ptr %way)
+  call void @Py_DecRef(ptr %maker_or_writer)
   call void @Py_DecRef(ptr %plan)
   ret ptr %result
 }

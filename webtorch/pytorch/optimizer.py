@@ -353,7 +353,25 @@ def _adagrad(
     _ADAGRAD.step(rows, numbers, flags)
 
 
+_UNSCALED = _Rows(plain=False)
+
+
+def _unscaled(values: Values, numbers: Sequence[Number]) -> dict[int, Tensor]:
+    """A gradient without its scale, and whether one so far is infinite."""
+    g, bad, scale = values
+    assert g is not None and bad is not None and scale is not None
+    return {0: g * scale, 1: op.maximum(bad, op.where(op.all(op.isfinite(g)), 0.0, 1.0))}
+
+
+def _unscale(
+    grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor
+) -> None:
+    _UNSCALED.step(zip(grads, repeat(found_inf), repeat(inv_scale)), (), (), _unscaled)
+
+
 KERNELS: dict[str, Kernel] = {
+    "_amp_foreach_non_finite_check_and_unscale_": _unscale,
+} | {
     f"{name}{overload}": kernel
     for name, kernel in (
         ("_fused_adam_", _adam(False)),

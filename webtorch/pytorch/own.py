@@ -428,17 +428,6 @@ own("_cummax_helper")(_cumulative("cummax"))
 own("_cummin_helper")(_cumulative("cummin"))
 
 
-@own("_amp_foreach_non_finite_check_and_unscale_")
-def _unscale(grads: list[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
-    bad = wrap(found_inf)
-    scale = wrap(inv_scale)
-    for g in grads:
-        x = wrap(g)
-        bad = op.maximum(bad, op.where(op.all(op.isfinite(x)), 0.0, 1.0))
-        store(g, x * scale, fresh=True)
-    store(found_inf, bad, fresh=True)
-
-
 _dropout_without_chance = functional("native_dropout", FUNCTIONS["native_dropout"])
 _dropout = functional("native_dropout", dropped, draws=uniform_like)
 

@@ -4,7 +4,6 @@ Elsewhere kernels report what is wrong, and the next read raises. Floor 4.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,8 @@ from webtorch.tensors.tensor import Tensor
 # What is written in place, and has no more elements, is computed where its values are to be checked.
 _SMALL = 4096
 _FEW = 32
-Check = Callable[[Any], None]
+# Takes what is to be checked last.
+Check = Callable[..., None]
 
 
 def at_hand(x: Tensor) -> Any:
@@ -130,11 +130,13 @@ def check_places(
 
     `words`: PyTorch's, before what a kernel would report; with "{index}", "{dim}" and "{size}" in them.
     """
-    check_values(places, functools.partial(_are_inside, op, size, words, low, dim, ignored))
+    check_values(places, _are_inside, op, size, words, low, dim, ignored)
 
 
-def check_values(x: Tensor, check: Check) -> None:
-    """Check the values of a tensor if they are known, and note it for calls to come whose values lie alike."""
+def check_values(x: Tensor, check: Check, *given: object) -> None:
+    """Check the values of a tensor by what is given if they are known, and note it for calls to come whose values lie
+    alike.
+    """
     known = at_hand_or_written(x)
     if known is None:
         return
@@ -142,14 +144,18 @@ def check_values(x: Tensor, check: Check) -> None:
     if look.asked is not None and node.kind == "buffer":
         view = () if x._whole else (x._shape, x._strides, int(x._offset))
         backend: Any = x._storage.runtime.backend
-        look.asked.append((node, (backend.at_hand, view, check)))
-    check(known)
+        # What is called within may ask the same.
+        if (note := (node, (backend.at_hand, view, check, *given))) not in look.asked:
+            look.asked.append(note)
+    check(*given, known)
 
 
-def check_again(node: Node, read: Callable[..., Any], view: tuple[Any, ...], check: Check) -> None:
+def check_again(
+    node: Node, read: Callable[..., Any], view: tuple[Any, ...], check: Check, *given: object
+) -> None:
     """Check the values of a node that lie as those did of which the check was noted, if they are computed."""
     if node.kind == "buffer" and (known := read(node.buffer, *view)) is not None:
-        check(known)
+        check(*given, known)
 
 
 def _are_inside(
@@ -170,7 +176,7 @@ def _are_inside(
 def check_range(x: Tensor, low: float, high: float, rule: str) -> None:
     """Raise DeviceCheckError if a number of x is known to be outside of [low, high], in which NaN is not."""
     if not (tracing.active or x.dtype.is_complex):
-        check_values(x, functools.partial(_is_between, low, high, rule))
+        check_values(x, _is_between, low, high, rule)
 
 
 def _is_between(low: float, high: float, rule: str, known: Any) -> None:
