@@ -109,6 +109,21 @@ def test_what_the_reference_shows_has_words_and_signatures() -> None:
     assert not silent, "\n".join(silent)
 
 
+@pytest.mark.parametrize(
+    "name", ["amp", "data", "func", "io", "nn.quantized", "onnx", "optim", "profiler"]
+)
+def test_a_reference_page_begins_with_a_program_that_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an empty folder, as the page shows it."""
+    monkeypatch.chdir(tmp_path)
+    text = importlib.import_module(f"webtorch.{name}").__doc__
+    assert text
+    code = "\n".join(line[4:] for line in text.splitlines() if line.startswith("    "))
+    assert code
+    exec(compile(code, name, "exec"), {"__name__": "page"})
+
+
 @pytest.mark.long
 @pytest.mark.covers("T10")
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:

@@ -110,9 +110,10 @@ REASONS = (
 OTHERWISE = "Not available yet."
 HEAD = """# What PyTorch has and webtorch does not
 
-Compared with PyTorch {version}: `webtorch` has {have} of the {total} public names of {places}.
-A missing name raises `AttributeError` and says why it is missing, in the words below. This page is written by
-`tools/names.py`; how well the operations that exist agree is in [conformance.md](conformance.md).
+`webtorch` has {have} of PyTorch {version}'s {total} public names. A missing one raises `AttributeError` and says why it is
+missing, in the words below. How well the operations that exist agree is in [conformance.md](conformance.md).
+
+Counted are {places}. `tools/names.py` writes this page.
 """
 
 

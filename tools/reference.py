@@ -69,7 +69,8 @@ def as_markdown(text: str) -> str:
 def as_written(value: str) -> str:
     """Return a value's repr as a program has it: members of enums and modules by their names."""
     value = re.sub(r"<module '([\w.]+)'[^>]*>", r"\1", value)
-    return re.sub(r"<([\w.]+): [^<>]*>", r"\1", value).replace("<factory>", "...")
+    value = re.sub(r"<([\w.]+): [^<>]*>", r"\1", value)
+    return re.sub(r"<(factory|lambda|function .*?)>", "...", value)
 
 
 class _Shown(griffe.ObjectNode):

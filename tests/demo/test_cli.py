@@ -60,6 +60,15 @@ def test_demo_digits_learns(
     assert losses[1] < losses[0]
 
 
+@pytest.mark.long
+def test_demo_digits_reads_over_98_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the README says of `webtorch demo`."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["demo", "--device", "cpu", "--json", "figures.json"]) == 0
+    figures = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
+    assert figures["accuracy"] > 0.98
+
+
 def few_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the demo see two batches of pictures, and tested on eight."""
     data = digits.load_digits()

@@ -1,6 +1,13 @@
 """Datasets, samplers and the DataLoader, which users find as `webtorch.utils.data`.
 
 May import floors 0 to 4.
+
+    import webtorch as torch
+    from webtorch.utils.data import DataLoader, TensorDataset
+
+    examples = TensorDataset(torch.rand(10, 2), torch.arange(10))
+    for x, y in DataLoader(examples, batch_size=4, shuffle=True):
+        print(x.shape, y.tolist())
 """
 
 from webtorch.data.collate import default_collate, default_convert

@@ -2,6 +2,11 @@
 
 `vmap` maps a function over a dimension; `grad`, `vjp`, `jvp` and what is made of them differentiate it.
 They nest in any order, and inside `webtorch.compile`.
+
+    import webtorch as torch
+
+    slope = torch.func.vmap(torch.func.grad(torch.sin))
+    print(slope(torch.linspace(0, 3, 4)))
 """
 
 from webtorch.func.derivatives import (

@@ -1,4 +1,13 @@
-"""Files: checkpoints, safetensors, GGUF, images, tokenizers. May import anything below floor 6."""
+"""Files: checkpoints, safetensors, GGUF, images, tokenizers.
+
+May import anything below floor 6.
+
+    import webtorch as torch
+
+    model = torch.nn.Linear(2, 3)
+    torch.io.save_model(model, "model.safetensors")
+    torch.io.load_model(model, "model.safetensors")
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""Language models that people have: read from GGUF files and Hugging Face's folders, run on any device."""
+"""Language models that people have: read from GGUF files and Hugging Face's folders, run on any device.
+
+`load` takes either; what it gives talks, or goes on with a text.
+
+    from webtorch import llm
+
+    model = llm.load("model.gguf", context=8192)
+    for text in model.chat([{"role": "user", "content": "Why is the sky blue?"}]):
+        print(text, end="", flush=True)
+"""
 
 from webtorch.llm import lora
 from webtorch.llm.batch import Batch, ContextFullError, Likely

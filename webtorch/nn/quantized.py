@@ -1,4 +1,14 @@
-"""Linear layers whose weights have 4 or 8 bits. May import floors 0 to 4."""
+"""Linear layers whose weights have 4 or 8 bits.
+
+May import floors 0 to 4.
+
+    import webtorch as torch
+    from webtorch.nn.quantized import quantize_
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    quantize_(model, bits=4)
+    print(model(torch.ones(1, 64)).shape)
+"""
 
 from __future__ import annotations
 

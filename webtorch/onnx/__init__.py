@@ -1,6 +1,12 @@
 """`webtorch.onnx`: modules as ONNX files, and ONNX files as modules. Floor 6.
 
 Both need the onnx package (`pip install onnx`), which is loaded when one is used.
+
+    import webtorch as torch
+
+    x = torch.ones(1, 2)
+    torch.onnx.export(torch.nn.Linear(2, 3), (x,), "model.onnx")
+    print(torch.onnx.load("model.onnx")(x))
 """
 
 from __future__ import annotations

@@ -1,4 +1,15 @@
-"""`webtorch.optim`: PyTorch's optimizers and learning rate schedules. May import floors 0 to 4."""
+"""`webtorch.optim`: PyTorch's optimizers and learning rate schedules.
+
+May import floors 0 to 4.
+
+    import webtorch as torch
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    model(torch.ones(4, 2)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 from webtorch.optim import lr_scheduler, swa_utils
 from webtorch.optim.adadelta import Adadelta
