@@ -127,3 +127,9 @@ def test_what_is_computed_of_bfloat16_is_a_probability() -> None:
     x = webtorch.tensor([0.25, 0.5], dtype=webtorch.bfloat16)
     assert x.float().tolist() == [0.25, 0.5]
     assert abs(webtorch.nn.functional.binary_cross_entropy(x, x).item() - 0.6278) < 4e-3
+
+
+def test_weights_that_are_all_zero_have_no_sum() -> None:
+    for lib in (torch, webtorch):
+        with pytest.raises(RuntimeError, match="sum of probabilities <= 0"):
+            lib.multinomial(lib.zeros(3), 1)

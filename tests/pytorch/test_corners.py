@@ -789,4 +789,4 @@ def test_a_mask_of_another_size_is_refused_as_an_index(webgpu: str, value: Any) 
     x = torch.zeros(2, 3, device=webgpu)
     mask = torch.ones(3, dtype=torch.bool, device=webgpu)
     with pytest.raises(IndexError, match=r"The shape of the mask \[3\] at index 0 does not match"):
-        setitem(x, mask, value if isinstance(value, float) else value.to(webgpu))
+        x[mask] = value if isinstance(value, float) else value.to(webgpu)

@@ -18,14 +18,20 @@ def class_weights(
     """Return the class numbers, ignored ones as 0, and each one's weight (0 where ignored), looked up with a check."""
     dim = 1 if x.ndim > 1 else 0
     classes = x._shape[dim]
+    if len(target._shape) > 1 and len(x._shape) < 3:
+        raise ShapeError("0D or 1D target tensor expected, multi-target not supported (nll_loss)")
+    if len(x._shape) == 1 and target.numel() != 1:
+        raise ValueError(
+            f"For 1D input, 1D target must have size 1, but got target size: {target.numel()}"
+        )
     if target.dtype not in (int64, uint8):
         raise DTypeError(
-            f"nll_loss: expected target dtype to be Long or Byte, but got {target.dtype}: use target.long()"
+            f"expected target dtype to be Long or Byte, but got {target.dtype.legacy}. nll_loss: use target.long()"
         )
     if weight is not None and weight._shape != (classes,):
         raise ShapeError(
-            f"nll_loss: weight tensor should be defined either for all {classes} classes or no classes but got "
-            f"weight tensor of shape: {list(weight._shape)}"
+            f"weight tensor should be defined either for all {classes} classes or no classes but got weight tensor "
+            f"of shape: {list(weight._shape)} (nll_loss)"
         )
     words = "Target {index} is out of bounds. "
     check_places("nll_loss", target, classes, words, dim=dim, ignored=ignore_index)

@@ -57,11 +57,9 @@ def _check(
 ) -> None:
     if not query.dtype is key.dtype is value.dtype:
         raise DTypeError(
-            "scaled_dot_product_attention: Expected query, key, and value to have the same "
-            "dtype, but "
-            f"got query.dtype: {query.dtype.c_name} key.dtype: {key.dtype.c_name} and "
-            f"value.dtype: "
-            f"{value.dtype.c_name} instead. Convert them, as in key.to({query.dtype})."
+            f"Expected query, key, and value to have the same dtype, but got query.dtype: {query.dtype.c_name} "
+            f"key.dtype: {key.dtype.c_name} and value.dtype: {value.dtype.c_name} instead. "
+            f"scaled_dot_product_attention: convert them, as in key.to({query.dtype})."
         )
     if not query.dtype.is_floating_point:
         raise DTypeError(
@@ -69,9 +67,8 @@ def _check(
         )
     if min(query.ndim, key.ndim, value.ndim) < 2:
         raise ShapeError(
-            "scaled_dot_product_attention: Expected query, key, and value to all be at least 2 "
-            f"dimensional, but got query.dim: {query.ndim} key.dim: {key.ndim} and value.dim: "
-            f"{value.ndim} instead."
+            f"Expected query, key, and value to all be at least 2 dimensional, but got query.dim: {query.ndim} "
+            f"key.dim: {key.ndim} and value.dim: {value.ndim} instead. (scaled_dot_product_attention)"
         )
     if query.shape[-1] != key.shape[-1]:
         raise ShapeError(
@@ -92,10 +89,8 @@ def _check(
         and mask.dtype.name != "float32"
     ):
         raise DTypeError(
-            "scaled_dot_product_attention: Expected attn_mask dtype to be bool or float or to "
-            "match "
-            f"query dtype, but got attn_mask.dtype: {mask.dtype.c_name} and query.dtype: "
-            f"{query.dtype.c_name} instead."
+            "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: "
+            f"{mask.dtype.c_name} and  query.dtype: {query.dtype.c_name} instead. (scaled_dot_product_attention)"
         )
     if not 0.0 <= dropout_p <= 1.0:
         raise ShapeError(f"dropout probability has to be between 0 and 1, but got {dropout_p}")

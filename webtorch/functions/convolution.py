@@ -166,9 +166,8 @@ def _biased(
         channels = out.shape[-rank - 1]
         if tuple(bias.shape) != (channels,):
             raise ShapeError(
-                f"{op}: expected bias to be 1-dimensional with {channels} elements, one for each "
-                f"output "
-                f"channel, but got bias of size {list(bias.shape)} instead"
+                f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with {channels} "
+                f"elements, but got bias of size {list(bias.shape)} instead ({op}: one for each output channel)"
             )
         out = out + bias.reshape((channels,) + (1,) * rank)
     return to_type(out, input.dtype)
@@ -366,12 +365,12 @@ def _transposed(
     _check_geometry(op, stride, dilation, groups)
     if any(p < 0 for p in padding) or any(e < 0 for e in extra):
         raise ShapeError(
-            f"{op}: negative padding is not supported: padding {padding}, output_padding {extra}"
+            f"negative padding is not supported: padding {padding}, output_padding {extra} ({op})"
         )
     if any(e >= max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True)):
         raise ShapeError(
-            f"{op}: output padding must be smaller than either stride or dilation, but got "
-            f"output_padding {extra}, stride {stride}, dilation {dilation}"
+            f"output padding must be smaller than either stride or dilation, but got "
+            f"output_padding {extra}, stride {stride}, dilation {dilation} ({op})"
         )
     x = input if input.ndim == rank + 2 else input.unsqueeze(0)
     n, channels = x.shape[:2]

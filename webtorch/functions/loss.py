@@ -444,11 +444,16 @@ def _check_classes(name: str, input: Tensor, target: Tensor, weight: Tensor | No
     if not input.ndim:
         raise ValueError("Expected 1 or more dimensions (got 0)")
     dim = 0 if input.ndim == 1 else 1
-    if target.dtype not in (int64, uint8):
-        raise DTypeError(
-            f"expected target dtype to be Long or Byte, but got {target.dtype.legacy}. {name}: convert it with .long()."
-        )
     expected = tuple(s for d, s in enumerate(input.shape) if d != dim)
+    if input.ndim == target.ndim == 1:
+        if target.numel() != 1:
+            raise ValueError(
+                f"For 1D input, 1D target must have size 1, but got target size: {target.numel()}"
+            )
+        raise ShapeError(
+            f"size mismatch (got input: {list(input.shape)}, target: {list(target.shape)}): {name} of one row takes a "
+            "target without dims"
+        )
     if tuple(target.shape) != expected:
         if input.ndim > 1 and (not target.ndim or target.shape[0] != input.shape[0]):
             raise ValueError(
@@ -457,11 +462,15 @@ def _check_classes(name: str, input: Tensor, target: Tensor, weight: Tensor | No
             )
         if input.ndim == 2:
             raise ShapeError(
-                f"{name}: 0D or 1D target tensor expected, multi-target not supported, but got {list(target.shape)} "
-                f"with input {list(input.shape)}."
+                f"0D or 1D target tensor expected, multi-target not supported ({name}: got {list(target.shape)} "
+                f"with input {list(input.shape)})"
             )
         raise ShapeError(
             f"Expected target size {list(expected)}, got {list(target.shape)} with input {list(input.shape)}."
+        )
+    if target.dtype not in (int64, uint8):
+        raise DTypeError(
+            f"expected target dtype to be Long or Byte, but got {target.dtype.legacy}. {name}: convert it with .long()."
         )
     _check_class_weight(name, input.shape[dim], weight)
     return dim
@@ -470,8 +479,8 @@ def _check_classes(name: str, input: Tensor, target: Tensor, weight: Tensor | No
 def _check_class_weight(name: str, classes: int, weight: Tensor | None) -> None:
     if weight is not None and tuple(weight.shape) != (classes,):
         raise ShapeError(
-            f"{name}: weight tensor should be defined either for all {classes} classes or no classes but got weight "
-            f"tensor of shape: {list(weight.shape)}"
+            f"weight tensor should be defined either for all {classes} classes or no classes but got weight "
+            f"tensor of shape: {list(weight.shape)} ({name})"
         )
 
 
@@ -620,7 +629,7 @@ def cross_entropy(
     reduction = chosen_reduction(size_average, reduce, reduction)
     if not 0.0 <= label_smoothing <= 1.0:
         raise RuntimeError(
-            f"cross_entropy: label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}"
+            f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing:g} (cross_entropy)"
         )
     if input.ndim and target._shape == input._shape:
         if target.dtype.kind != "float":
@@ -738,7 +747,7 @@ def cosine_embedding_loss(
     """Return 1 - cos(input1, input2) where target is 1, and max(0, cos - margin) where it is -1."""
     if target.ndim > 1:
         raise ShapeError(
-            "cosine_embedding_loss: 0D or 1D target tensor expected, multi-target not supported: "
+            "0D or 1D target tensor expected, multi-target not supported. cosine_embedding_loss: "
             f"got {list(target.shape)}"
         )
     if not input1.ndim == input2.ndim == target.ndim + 1:
@@ -780,6 +789,11 @@ def triplet_margin_loss(
     """Return max(0, |anchor - positive| - |anchor - negative| + margin), in the p-norm (Balntas et al., 2016)."""
     if margin <= 0:
         raise ValueError(f"margin must be greater than 0, got {margin}")
+    if not anchor.ndim == positive.ndim == negative.ndim:
+        raise ShapeError(
+            "The anchor, positive, and negative tensors are expected to have the same number of dimensions, but got: "
+            f"anchor {anchor.ndim}D, positive {positive.ndim}D, and negative {negative.ndim}D inputs"
+        )
     near = pairwise_distance(anchor, positive, p, eps)
     far = pairwise_distance(anchor, negative, p, eps)
     if swap:

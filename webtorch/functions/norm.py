@@ -210,12 +210,12 @@ def group_norm(
             f"group_norm: Expected at least 2 dimensions for input tensor but received {input.ndim}"
         )
     if num_groups <= 0:
-        raise ShapeError(f"group_norm: Expected num groups to be greater than 0, got {num_groups}")
+        raise ShapeError(f"Expected num groups to be greater than 0, got {num_groups} (group_norm)")
     samples, channels = input.shape[:2]
     if channels % num_groups:
         raise ShapeError(
-            f"group_norm: Expected number of channels in input to be divisible by num_groups, but got input of shape "
-            f"{list(input.shape)} and num_groups={num_groups}"
+            f"Expected number of channels in input to be divisible by num_groups, but got input of shape "
+            f"{list(input.shape)} and num_groups={num_groups} (group_norm)"
         )
     _check_channels("group_norm", channels, weight=weight, bias=bias)
     if 0 in input.shape:

@@ -86,11 +86,11 @@ class Pool:
             raise ShapeError(f"{op}: dilation should be greater than zero, but got {self.dilation}")
         for p, k, d in zip(self.low, self.kernel, self.dilation, strict=True):
             if p < 0:
-                raise ShapeError(f"{op}: pad must be non-negative, but got pad: {p}")
+                raise ShapeError(f"pad must be non-negative, but got pad: {p} ({op})")
             if p > (d * (k - 1) + 1) // 2:
                 raise ShapeError(
-                    f"{op}: pad should be at most half of effective kernel size, but got pad={p}, "
-                    f"kernel_size={k} and dilation={d}"
+                    f"pad should be at most half of effective kernel size, but got pad={p}, "
+                    f"kernel_size={k} and dilation={d} ({op})"
                 )
         counts, high = [], []
         for s, k, t, p, d in zip(
@@ -353,14 +353,14 @@ def _max_unpool(
         sizes = tuple(output_size)[-rank:]
         if len(tuple(output_size)) < rank:
             raise ValueError(
-                f"{op}: output_size should be a sequence containing {rank} or {rank + 2} "
-                f"elements, but it has a length of '{len(tuple(output_size))}'"
+                f"output_size should be a sequence containing {rank} or {rank + 2} "
+                f"elements, but it has a length of '{len(tuple(output_size))}' ({op})"
             )
         for d in range(rank):
             if not default[d] - stride[d] < sizes[d] < default[d] + stride[d]:
                 raise ValueError(
-                    f'{op}: invalid output_size "{sizes}" (dim {d} must be between '
-                    f"{default[d] - stride[d]} and {default[d] + stride[d]})"
+                    f'invalid output_size "{sizes}" (dim {d} must be between '
+                    f"{default[d] - stride[d]} and {default[d] + stride[d]}): {op}"
                 )
     volume = "x".join(map(str, sizes))
     words = f"Found an invalid max index: {{index}} (output volumes are of size {volume}). "

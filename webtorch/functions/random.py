@@ -812,10 +812,11 @@ def _is_checked(rows: Tensor) -> bool:
         return True
     known = at_hand_or_written(rows)
     if known is not None:
-        # NaN is in no range.
+        # NaN is in no range. One number may stand for all.
+        sums = known.reshape(rows._shape) if known.size == rows.numel() else known * rows._shape[1]
         wrong = [
             not 0 <= known.min() <= known.max() < math.inf,
-            known.reshape(rows._shape).sum(1).min() <= 0,
+            sums.sum(-1).min() <= 0,
         ]
     elif rows._storage.node.kind != "buffer":
         return False

@@ -285,16 +285,15 @@ def col2im(
     flat, blocks = input.shape[-2:]
     if flat % numel(kernel):
         raise ShapeError(
-            "fold: Expected size of input's dimension 1 to be divisible by the product of "
-            "kernel_size, "
-            f"but got input.size(1)={flat} and kernel_size={kernel}."
+            "Expected size of input's dimension 1 to be divisible by the product of kernel_size, "
+            f"but got input.size(1)={flat} and kernel_size={kernel}. (fold)"
         )
     if blocks != numel(counts):
         raise ShapeError(
-            f"fold: Given output_size={sizes}, kernel_size={kernel}, dilation={dilation}, "
+            f"Given output_size={sizes}, kernel_size={kernel}, dilation={dilation}, "
             f"padding={padding}, stride={stride}, expected size of input's dimension 2 to match "
             f"the calculated number of sliding blocks {counts[0]} * {counts[1]} = {numel(counts)}, "
-            f"but got input.size(2)={blocks}."
+            f"but got input.size(2)={blocks}. (fold)"
         )
     lead = (*input.shape[:-2], flat // numel(kernel))
     n = len(lead)

@@ -505,7 +505,8 @@ class NLLLoss2d(NLLLoss):
     ) -> None:
         """Warn, and be NLLLoss."""
         warnings.warn(
-            "`NLLLoss2d` has been deprecated. Please use `NLLLoss` instead as a drop-in replacement.",
+            "`NLLLoss2d` has been deprecated. Please use `NLLLoss` instead as a drop-in replacement and see "
+            "https://pytorch.org/docs/main/nn.html#torch.nn.NLLLoss for more details.",
             FutureWarning,
             stacklevel=user_depth(),
         )

@@ -422,7 +422,7 @@ class Runtime:
             if self.arriving and seen is None:
                 taken = self._that_can_be(taken)
             if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
-                for number, r in list(self.lent.items()):
+                for number, r in self.lent.copy().items():
                     if (n := r()) is None or not is_seen(n):
                         self.lent.pop(number, None)
             if taken:

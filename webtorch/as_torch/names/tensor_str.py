@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.tensors.printing import elements_text, get_options
+from webtorch.tensors.printing import printoptions as printoptions
 from webtorch.tensors.tensor import Tensor
 
 
