@@ -110,8 +110,8 @@ REASONS = (
 OTHERWISE = "Not available yet."
 HEAD = """# What PyTorch has and webtorch does not
 
-`webtorch` has {have} of PyTorch {version}'s {total} public names. A missing one raises `AttributeError` and says why it is
-missing, in the words below. How well the operations that exist agree is in [conformance.md](conformance.md).
+`webtorch` has {have} of PyTorch {version}'s {total} public names. A missing one raises `AttributeError` and says why it
+is missing, in the words below. How well the operations that exist agree is in [conformance.md](conformance.md).
 
 Counted are {places}. `tools/names.py` writes this page.
 """
