@@ -61,6 +61,7 @@ class Profile:
             real,
             is_gpu=self.is_gpu,
             has_several=self.is_gpu,
+            has_turns=self.is_gpu,
             has_joint_products=self.is_gpu,
             has_matrix_units=False,
             has_dots=self.type == "DiscreteGPU",

@@ -166,24 +166,28 @@ def _dotted(x: Tensor, data: Tensor, reading: Reading, rows: int) -> Tensor:
     bits = _kept(seen_as(x, whole, (columns, 1), x._offset, int32), whole, (columns, 1))
     runs = reading.shared[:-1]
     units = groups * math.prod(loops)
-    shape = (count, *[size for size, _ in runs], PLANES + 1, groups, *loops, WORD)
-    steps = (columns, *[step for _, step in runs], 0, reading.span, *reading.lanes[0][1])
+    # Computed in the order of the row, the words of all planes together: they share what is known of a run.
+    shape = (count, groups, *loops, *[size for size, _ in runs], WORD, PLANES + 1)
+    lengths = contiguous_strides((count, *[size for size, _ in runs], PLANES + 1, units, WORD))
+    along = [s * WORD for s in contiguous_strides((groups, *loops))]
+    there = (lengths[0], *along, *lengths[1:-3], 1, lengths[-3])
+    steps = (columns, reading.span, *reading.lanes[0][1], *[step for _, step in runs])
+    last = len(shape) - 1
     places = [
-        as_view(iota(shape[i], 0, 1, int32, data.device), shape, [*[0] * i, 1, *[0] * (len(shape) - 1 - i)], 0)
-        for i in (len(runs) + 1, len(shape) - 1)
+        as_view(iota(shape[i], 0, 1, int32, data.device), shape, [*[0] * i, 1, *[0] * (last - i)], 0)
+        for i in (last, last - 1)
     ]  # fmt: skip
-    operands = [_window(bits, shape, (*steps, 0), i) for i in range(RUN)]
-    operands += [_window(bits, shape, (*steps, WORD), i) for i in range(WORD)]
+    operands = [_window(bits, shape, (*steps, 0, 0), i) for i in range(RUN)]
+    operands += [_window(bits, shape, (*steps, WORD, 0), i) for i in range(WORD)]
     made = formula(in_bytes, [*operands, *places], shape, int32, data.device, compute=int32)
-    kept = _kept(made, shape, contiguous_strides(shape))
-    along = (0, *[s * WORD for s in contiguous_strides((groups, *loops))])
+    kept = _kept(made, shape, there)
     lanes = []
     for run in range(len(reading.lanes) // RUN):
         # The words of the planes, then the scale and the sum.
         for i in (*range(PLANES * WORD), PLANES * WORD, PLANES * WORD + 1):
             offset = (run * (PLANES + 1) + i // WORD) * units * WORD + i % WORD
             wanted = (count, rows, groups, *loops)
-            lanes.append(_window(kept, wanted, (math.prod(shape[1:]), *along), offset))
+            lanes.append(_window(kept, wanted, (lengths[0], 0, *along), offset))
     lead = ((count, 0), (rows, groups * reading.pitch), (groups, reading.pitch))
     out = _applied(reading, data, lead, tuple(lanes))
     return reduce_dims(out, "sum", tuple(range(2, 3 + len(loops)))).reshape((count, rows))

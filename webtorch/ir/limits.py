@@ -41,6 +41,8 @@ class Limits:
     has_epilogues: bool = False
     # Whether small kernels are merged into one dispatch (lower/together.py).
     has_several: bool = False
+    # Whether small kernels that need each other run in turn in one dispatch (lower/turns.py).
+    has_turns: bool = False
     # Whether products of one left operand are put into one dispatch (lower/joint.py). (On CPU threads they
     # would run one after the other all the same.)
     has_joint_products: bool = False

@@ -91,7 +91,7 @@ def choose_geometry(writer: KernelWriter) -> Geometry:
     if limits.varying:
         m, n = size_class(m), size_class(n)
     most = power_below(min(limits.max_workgroup_invocations, 1024 if limits.is_gpu else 64))
-    columns = _reads_columns(writer)
+    columns = reads_columns(writer)
     # (On a software adapter a barrier costs more to compile than some hundred turns of a loop to run.)
     if n <= 16 or (not limits.is_gpu and ((m >= 32 and n <= _iterations(writer)) or n <= 512)):
         return Geometry(64 if m >= 64 else power_below(m), 1, True)
@@ -140,7 +140,7 @@ def _split(
     return max(needed, min(target // groups, n // least))
 
 
-def _reads_columns(writer: KernelWriter) -> bool:
+def reads_columns(writer: KernelWriter) -> bool:
     """Whether neighbouring outer points read neighbouring elements while the inner points are
     apart."""
     k = writer.kernel
@@ -261,16 +261,7 @@ class ReductionWriter:
         if groups_per_point > 1:
             add(f"let part = group % {groups_per_point};")
             point_group = f"(group / {groups_per_point})"
-        if g.ty == 1:
-            tx, ty = "i32(lid)", "0"
-        elif g.tx == 1:
-            tx, ty = "0", "i32(lid)"
-        elif g.columns:
-            tx, ty = f"i32(lid % {g.tx}u)", f"i32(lid / {g.tx}u)"
-        else:
-            tx, ty = f"i32(lid / {g.ty}u)", f"i32(lid % {g.ty}u)"
-        add(f"let tx = {tx};")
-        add(f"let ty = {ty};")
+        self.invocation()
         add(f"let point = {point_group} * {g.tx} + tx;")
         whole = m % g.tx == 0 and grid[0] * grid[1] * grid[2] == groups
         exact = whole and not self.w.limits.varying
@@ -285,6 +276,29 @@ class ReductionWriter:
             self.active = "active_point"
         self.w.top.linear = "o"
         return grid
+
+    def invocation(self) -> None:
+        """Write which of the points of a workgroup an invocation works for, and which of those that share it it is."""
+        g = self.g
+        if g.ty == 1:
+            tx, ty = "i32(lid)", "0"
+        elif g.tx == 1:
+            tx, ty = "0", "i32(lid)"
+        elif g.columns:
+            tx, ty = f"i32(lid % {g.tx}u)", f"i32(lid / {g.tx}u)"
+        else:
+            tx, ty = f"i32(lid / {g.ty}u)", f"i32(lid % {g.ty}u)"
+        self.body += [f"let tx = {tx};", f"let ty = {ty};"]
+
+    def write(self) -> None:
+        """Write the stages and the stores."""
+        if self.static:
+            self.make_static_lanes()
+        for stages in _batches(self.k):
+            accs = self.run_batch(stages)
+            self.gather(accs)
+            self.publish(accs)
+        self.epilogue()
 
     def make_static_lanes(self) -> None:
         """Name the inner points that this invocation keeps for all stages."""
@@ -611,10 +625,11 @@ def _tree(op: str, kind: str, texts: list[str]) -> str:
     return texts[0]
 
 
-def _writer_of(kernel: Kernel, limits: Limits, points: int) -> KernelWriter:
+def writer_of(kernel: Kernel, limits: Limits, points: int) -> KernelWriter:
+    """Return the writer of a reduction, which declares the buffers as so many points want them."""
     writer = KernelWriter(kernel, limits)
     writer.choose_lanes(points)
-    if _reads_columns(writer) and not any(s.level == "inner" for s in kernel.stores):
+    if reads_columns(writer) and not any(s.level == "inner" for s in kernel.stores):
         writer.lanes = 1
         for i, slot in enumerate(kernel.buffers):
             writer.slots[i] = writer._declare(i, slot)
@@ -640,7 +655,7 @@ def render_reduction(kernel: Kernel, limits: Limits) -> list[WgslPass]:
     kernel = _with_dots(kernel)
     if limits.is_gpu:
         kernel = coarsened(kernel, CARD, limits.varying)
-    writer = _writer_of(kernel, limits, kernel.outer_count * kernel.inner_count)
+    writer = writer_of(kernel, limits, kernel.outer_count * kernel.inner_count)
     geometry = choose_geometry(writer)
     if geometry.split > 1:
         return _split_reduction(kernel, limits, writer, geometry)
@@ -655,9 +670,9 @@ def render_reductions(kernels: Sequence[Kernel], limits: Limits) -> WgslPass | N
         kernels = [coarsened(k, CARD, limits.varying) for k in kernels]
     # Chosen for the largest: the others take workgroups of the same size.
     points = max(k.outer_count * k.inner_count for k in kernels)
-    writers = [_writer_of(k, limits, points) for k in kernels]
+    writers = [writer_of(k, limits, points) for k in kernels]
     geometry = choose_geometry(max(writers, key=lambda w: w.kernel.outer_count))
-    if geometry.split > 1 or any(_reads_columns(w) != _reads_columns(writers[0]) for w in writers):
+    if geometry.split > 1 or any(reads_columns(w) != reads_columns(writers[0]) for w in writers):
         return None
     return beside([_draft(w, geometry) for w in writers], limits)
 
@@ -666,13 +681,7 @@ def _draft(writer: KernelWriter, geometry: Geometry) -> Draft:
     kernel = writer.kernel
     r = ReductionWriter(writer, geometry)
     grid = r.prologue(1)
-    if r.static:
-        r.make_static_lanes()
-    for stages in _batches(kernel):
-        accs = r.run_batch(stages)
-        r.gather(accs)
-        r.publish(accs)
-    r.epilogue()
+    r.write()
     shared = list(r.shared.values())
     return Draft(writer, r.body, shared, r.size, grid, has_status=bool(kernel.checks))
 

@@ -840,6 +840,7 @@ def _limits(limits: dict[str, int], adapter: AdapterInfo, features: frozenset[st
         has_epilogues=True,
         # A software adapter compiles longer than it saves.
         has_several=adapter.is_hardware,
+        has_turns=adapter.is_hardware,
         has_joint_products=adapter.is_hardware,
         family=family_of(adapter.name, adapter.adapter_type),
         has_matrix_units="subgroups" in features and has_matrix_units(adapter, features),
