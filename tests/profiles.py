@@ -65,6 +65,7 @@ class Profile:
             has_joint_products=self.is_gpu,
             has_matrix_units=False,
             has_dots=self.type == "DiscreteGPU",
+            has_halves=self.adapter.startswith("NVIDIA"),
             family=self.family,
             max_buffer_bytes=self.buffers or real.max_buffer_bytes,
         )

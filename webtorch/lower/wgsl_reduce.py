@@ -18,6 +18,7 @@ from typing import cast
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import (
     bool_,
+    float32,
     float64,
     int32,
 )
@@ -36,6 +37,7 @@ from webtorch.lower.sizes import size_class
 from webtorch.lower.wgsl_shader import Draft, WgslPass, beside, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import TWO_WORDS, combine, convert, identity, wgsl_type, wrap
 from webtorch.lower.wgsl_writer import KernelWriter, Scope, rounded_by_store
+from webtorch.ops.bits import half_of
 
 # Most points that one invocation takes without a loop, and most expression nodes that this may
 # multiply to.
@@ -636,23 +638,37 @@ def writer_of(kernel: Kernel, limits: Limits, points: int) -> KernelWriter:
     return writer
 
 
-def _with_dots(kernel: Kernel) -> Kernel:
-    """Return a kernel whose sums of four products of bytes are one operation each."""
+def natively(kernel: Kernel, limits: Limits) -> Kernel:
+    """Return a kernel whose sums of four products of bytes are one operation each, and, where a device knows how, what
+    the bits of a float16 are.
+    """
 
-    def dot(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+    def other(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
         """Return the operation of WGSL."""
-        del args
         words = ex.dotted(node)
-        return None if words is None else ex.make("dot4", int32, words)
+        if words is not None:
+            return ex.make("dot4", int32, words)
+        word = half_of(node) if limits.has_halves else None
+        return None if word is None else _half(word)
 
     memo: dict[Expr, Expr] = {}
-    reduces = [replace(r, value=ex.rewrite(r.value, dot, memo)) for r in kernel.reduces]
+    reduces = [replace(r, value=ex.rewrite(r.value, other, memo)) for r in kernel.reduces]
     return replace(kernel, reduces=tuple(reduces))
+
+
+def _half(word: Expr) -> Expr:
+    """Return the operation that makes a float32 of the lower half of a word: of what it was cut out of."""
+    place = 0
+    for op, known in (("bitcast", None), ("and", 0xFFFF), ("shr", 16), ("shr", 0)):
+        if word.op == op and (known is None or word.args[1].value == known):
+            word = word.args[0]
+            place = place or (op == "shr" and known == 16)
+    return ex.make("half", float32, (word,), int(place))
 
 
 def render_reduction(kernel: Kernel, limits: Limits) -> list[WgslPass]:
     """Return the shaders of a kernel with reductions: one, or two where the sums are split."""
-    kernel = _with_dots(kernel)
+    kernel = natively(kernel, limits)
     if limits.is_gpu:
         kernel = coarsened(kernel, CARD, limits.varying)
     writer = writer_of(kernel, limits, kernel.outer_count * kernel.inner_count)
@@ -665,7 +681,7 @@ def render_reduction(kernel: Kernel, limits: Limits) -> list[WgslPass]:
 def render_reductions(kernels: Sequence[Kernel], limits: Limits) -> WgslPass | None:
     """Return one dispatch of several reductions, whose buffers and arguments are numbered in common
     and which need nothing of each other; None where they cannot be one."""
-    kernels = [_with_dots(k) for k in kernels]
+    kernels = [natively(k, limits) for k in kernels]
     if limits.is_gpu:
         kernels = [coarsened(k, CARD, limits.varying) for k in kernels]
     # Chosen for the largest: the others take workgroups of the same size.

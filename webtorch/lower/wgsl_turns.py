@@ -16,6 +16,7 @@ from webtorch.lower.wgsl_kernel import flat, render_kernel, write_points
 from webtorch.lower.wgsl_reduce import (
     Geometry,
     ReductionWriter,
+    natively,
     power_below,
     reads_columns,
     writer_of,
@@ -36,7 +37,10 @@ def render_turns(routine: Several, limits: Limits, engine: Engine) -> list[WgslP
 
 
 def _together(routine: Several, limits: Limits) -> WgslPass | None:
-    groups, parts = routine.groups, [p if p.reduces else flat(p) for p in routine.parts]
+    groups, parts = (
+        routine.groups,
+        [natively(p, limits) if p.reduces else flat(p) for p in routine.parts],
+    )
     most = max(p.outer_count * p.inner_count for p in parts) // groups
     size = power_below(limits.max_workgroup_invocations)
     while size > 64 and size * _POINTS > most:

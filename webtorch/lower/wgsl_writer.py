@@ -703,6 +703,8 @@ class KernelWriter:
                 return _bitcast(node, args[0])
             case "dot4":
                 return f"dot4I8Packed(bitcast<u32>({args[0]}), bitcast<u32>({args[1]}))"
+            case "half":
+                return f"unpack2x16float(bitcast<u32>({args[0]})).{'xy'[node.value]}"
             case "not":
                 inner = node.args[0]
                 if inner.op in ("lt", "le") and inner.args[0].dtype is float64:

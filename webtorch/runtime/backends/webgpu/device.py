@@ -846,6 +846,8 @@ def _limits(limits: dict[str, int], adapter: AdapterInfo, features: frozenset[st
         has_matrix_units="subgroups" in features and has_matrix_units(adapter, features),
         # Others may be told an instruction that their driver takes apart.
         has_dots=adapter.adapter_type == "DiscreteGPU",
+        # Drivers of others may take numbers below the normal ones for zeros.
+        has_halves=adapter.name.startswith("NVIDIA"),
     )
     # A one-dimensional workgroup can be no wider than its first side.
     widest = min(found.max_workgroup_invocations, limits["max-compute-workgroup-size-x"])
