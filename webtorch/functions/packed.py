@@ -173,19 +173,23 @@ def _dotted(x: Tensor, data: Tensor, reading: Reading, rows: int) -> Tensor:
     *runs, (length, step) = reading.shared
     runs.append((length // RUN, step * RUN))
     units = groups * math.prod(loops)
-    # Computed in the order of the row, the words of all planes together: they share what is known of a run.
-    shape = (count, groups, *loops, *[size for size, _ in runs], WORD, planes + 1)
     lengths = contiguous_strides((count, *[size for size, _ in runs], planes + 1, units, WORD))
     along = [s * WORD for s in contiguous_strides((groups, *loops))]
-    there = (lengths[0], *along, *lengths[1:-3], 1, lengths[-3])
-    steps = (columns, reading.span, *reading.lanes[0][1], *[step for _, step in runs])
+    # Axes of the row, each with its stride there, and where it is written: in the order of the row, of which neighbours
+    # are then computed together, and the words of a plane last, which share what is known of a run.
+    axes = [*zip((groups, *loops), (reading.span, *reading.lanes[0][1]), along, strict=True)]
+    axes += [(size, step, there) for (size, step), there in zip(runs, lengths[1:-3], strict=True)]
+    axes.sort(key=lambda axis: -axis[1])
+    shape = (count, *[size for size, *_ in axes], planes + 1, WORD)
+    steps = (columns, *[step for _, step, _ in axes])
+    there = (lengths[0], *[there for *_, there in axes], lengths[-3], 1)
     last = len(shape) - 1
     places = [
         as_view(iota(shape[i], 0, 1, int32, data.device), shape, [*[0] * i, 1, *[0] * (last - i)], 0)
-        for i in (last, last - 1)
+        for i in (last - 1, last)
     ]  # fmt: skip
     operands = [_window(bits, shape, (*steps, 0, 0), i) for i in range(RUN)]
-    operands += [_window(bits, shape, (*steps, WORD, 0), i) for i in range(WORD)]
+    operands += [_window(bits, shape, (*steps, 0, WORD), i) for i in range(WORD)]
     made = formula(in_bytes(planes), [*operands, *places], shape, int32, data.device, compute=int32)
     kept = _kept(made, shape, there)
     lanes = []

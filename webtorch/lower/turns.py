@@ -20,8 +20,8 @@ from webtorch.lower.affine import Affine, Memo, affine
 from webtorch.lower.joining_rules import Remark
 from webtorch.lower.together import in_common, without_unused
 
-# Workgroups that share the kernels: each has invocations enough for its multiprocessor.
-_MOST_GROUPS = 64
+# Workgroups that share the kernels: small ones have points enough for each, large ones keep a card at work.
+_FEW_GROUPS, _MANY_GROUPS = 64, 512
 # Operations of a kernel that one workgroup may do: a multiprocessor takes 2 us for them.
 _MOST_WORK = 400_000
 # What reading an element counts as.
@@ -100,12 +100,15 @@ def _in_turn(
     whole = 0
     for part in parts:
         whole = gcd(whole, part.outer_count)
-    groups = next(
-        g
-        for g in range(min(whole, _MOST_GROUPS), 0, -1)
-        if whole % g == 0 and (g == 1 or _are_apart(parts, g))
-    )
-    work = max(_work(part) for part in parts) // groups
+    shares = [g for g in range(1, whole + 1) if whole % g == 0]
+    few = [g for g in reversed(shares) if g <= _FEW_GROUPS]
+    # Of many, the fewest whose invocations have enough to do.
+    many = [g for g in shares if g >= _MANY_GROUPS]
+    work = max(_work(part) for part in parts)
+    groups = next((g for g in few if g == 1 or _are_apart(parts, g)), 1)
+    if work > groups * _MOST_WORK:
+        groups = next((g for g in many if work <= g * _MOST_WORK and _are_apart(parts, g)), groups)
+    work //= groups
     if work > _MOST_WORK:
         return (
             f"a workgroup that needs nothing of others does {work} operations of one of them: at most "

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from webtorch.ir.kernel import Kernel, Several
 from webtorch.ir.limits import Limits
+from webtorch.lower.coarsening import CARD, coarsened
 from webtorch.lower.turns import LANES
 from webtorch.lower.wgsl_kernel import flat, render_kernel, write_points
 from webtorch.lower.wgsl_reduce import (
@@ -65,6 +66,14 @@ def _together(routine: Several, limits: Limits) -> WgslPass | None:
     one = draft.finished()
     bound = sum(int(m) for m in re.findall(r"array<\w+, (\d+)>;", "\n".join(shared.values()))) * 4
     return one if bound <= limits.workgroup_memory_bytes else None
+
+
+def _row_part(kernel: Kernel, limits: Limits, groups: int) -> Kernel:
+    """Return a reduction as it is written: rows that share data are computed together where groups stay whole."""
+    kernel = natively(kernel, limits)
+    one = coarsened(kernel, CARD)
+    whole = sum(size > 1 for size in kernel.outer) == 1 and one.outer_count % groups == 0
+    return one if whole else kernel
 
 
 def _writer(kernel: Kernel, limits: Limits, groups: int) -> KernelWriter:
