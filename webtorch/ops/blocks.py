@@ -652,8 +652,8 @@ def _factored(values: Sequence[Expr], row: Sequence[Expr]) -> Expr:
 
 # Neighbours in a row that have a scale in common: elements of four words of a format.
 RUN = 16
-# Neighbours that one turn of a loop sums, where a format has scales for so many: what makes a scale costs as much as some
-# elements.
+# Neighbours that one turn of a loop sums, where a format has a scale for so many: what makes a scale costs as much as
+# some elements.
 _TURN = 2 * RUN
 # A number of a row is so many signed bytes, of which each is 128 less than that of the number and _CLEAR; of what has
 # float16's eleven bits two are enough.
