@@ -158,7 +158,7 @@ def _are_apart(parts: Sequence[Kernel], groups: int) -> bool:
     spans: dict[int, list[tuple[int, int, int]]] = {}
     users: dict[int, set[int]] = {}
     for number, part in enumerate(parts):
-        digits = _digits(part.outer, groups)
+        digits = digits_of(part.outer, groups)
         if digits is None:
             return False
         places = [(s.buffer, s.position) for s in part.stores]
@@ -178,7 +178,7 @@ def _are_apart(parts: Sequence[Kernel], groups: int) -> bool:
     return True
 
 
-def _digits(outer: Sequence[int], groups: int) -> list[tuple[int, int, int]] | None:
+def digits_of(outer: Sequence[int], groups: int) -> list[tuple[int, int, int]] | None:
     """Return how the number of a group is made of outer dims: of each its number, how many groups a step of it is
     apart, and how many neighbours a group has. None if groups have no blocks of outer points.
     """

@@ -159,9 +159,11 @@ def reads_columns(writer: KernelWriter) -> bool:
             continue
         # The larger buffer decides.
         weight = k.buffers[cast(int, node.value)].elements
-        if form.stride(writer.rank + last_inner) == 1:
+        inside, beside = form.stride(writer.rank + last_inner), form.stride(last_outer)
+        if inside == 1:
             score -= weight
-        elif form.stride(last_outer) == 1:
+        elif beside == 1 or 1 < beside <= CARD.most < inside:
+            # Next to each other, or some that are computed together.
             score += weight
     return score > 0
 

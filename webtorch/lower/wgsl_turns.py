@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from webtorch.ir.kernel import Kernel, Several
 from webtorch.ir.limits import Limits
 from webtorch.lower.coarsening import CARD, coarsened
-from webtorch.lower.turns import LANES
+from webtorch.lower.turns import LANES, digits_of
 from webtorch.lower.wgsl_kernel import flat, render_kernel, write_points
 from webtorch.lower.wgsl_reduce import (
     Geometry,
@@ -27,6 +28,8 @@ from webtorch.lower.wgsl_writer import VECTOR_POINTS, KernelWriter
 
 # Points of a kernel for each invocation, where a workgroup may have so many.
 _POINTS = 4
+# Invocations that a workgroup should have when rows are computed together.
+_LEFT = 128
 
 
 def render_turns(routine: Several, limits: Limits, engine: Engine) -> list[WgslPass]:
@@ -38,11 +41,9 @@ def render_turns(routine: Several, limits: Limits, engine: Engine) -> list[WgslP
 
 
 def _together(routine: Several, limits: Limits) -> WgslPass | None:
-    groups, parts = (
-        routine.groups,
-        [natively(p, limits) if p.reduces else flat(p) for p in routine.parts],
-    )
-    most = max(p.outer_count * p.inner_count for p in parts) // groups
+    groups = routine.groups
+    parts = [_row_part(p, limits, groups) if p.reduces else flat(p) for p in routine.parts]
+    most = max(p.outer_count * p.inner_count for p in routine.parts) // groups
     size = power_below(limits.max_workgroup_invocations)
     while size > 64 and size * _POINTS > most:
         size //= 2
@@ -71,8 +72,11 @@ def _together(routine: Several, limits: Limits) -> WgslPass | None:
 def _row_part(kernel: Kernel, limits: Limits, groups: int) -> Kernel:
     """Return a reduction as it is written: rows that share data are computed together where groups stay whole."""
     kernel = natively(kernel, limits)
-    one = coarsened(kernel, CARD)
-    whole = sum(size > 1 for size in kernel.outer) == 1 and one.outer_count % groups == 0
+    split = {dim: kernel.outer[dim] // own for dim, _, own in digits_of(kernel.outer, groups) or ()}
+    # Dims of which each group has one place.
+    first = sum(split.get(dim) == size for dim, size in enumerate(kernel.outer))
+    one = coarsened(kernel, replace(CARD, invocations=groups * _LEFT), first=first)
+    whole = all(one.outer[dim] % share == 0 for dim, share in split.items())
     return one if whole else kernel
 
 
