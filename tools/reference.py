@@ -6,7 +6,9 @@ the package is imported, so that sources say little of them: griffe is shown the
 
 from __future__ import annotations
 
+import enum
 import importlib
+import inspect
 import re
 import types
 from typing import Any
@@ -52,15 +54,22 @@ def public_names(module: types.ModuleType) -> list[str]:
 
 
 def first_words(module: types.ModuleType) -> str:
-    """Return a module's docstring without what it says of floors, which is for those who build the house."""
-    return re.sub(r"\s*\b(?:Floors?|May import)\b[^.;]*[.;]", "", module.__doc__ or "").strip()
+    """Return a module's docstring without its floor and its list of files: they are for those who build the house."""
+    text = re.sub(r"\s*\b(?:Floors?|May import)\b[^.;]*[.;]", "", module.__doc__ or "")
+    return re.sub(r"^(?:\w+ {2,}\S.*\n?)+", "", text, flags=re.M).strip()
 
 
 def as_markdown(text: str) -> str:
     """Return a docstring, which is plain text with code in backquotes, as Markdown that shows it as it is."""
     parts = re.split(r"(`[^`]*`|^(?:    | *>>>).*$)", text, flags=re.M)
-    parts[::2] = [re.sub(r"([\[\]*_<])", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"([\[\]*_])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
     return re.sub(r"^( *)(?=>>>)", r"\1    ", "".join(parts), flags=re.M)
+
+
+def as_written(value: str) -> str:
+    """Return a value's repr as a program has it: members of enums and modules by their names."""
+    value = re.sub(r"<module '([\w.]+)'[^>]*>", r"\1", value)
+    return re.sub(r"<([\w.]+): [^<>]*>", r"\1", value).replace("<factory>", "...")
 
 
 class _Shown(griffe.ObjectNode):
@@ -88,6 +97,24 @@ class PublicNames(griffe.Extension):
         """Keep Markdown from reading more into a docstring than is there."""
         if obj.docstring:
             obj.docstring.value = as_markdown(obj.docstring.value)
+
+    def on_attribute_instance(self, *, node: Any, attr: griffe.Attribute, **_: Any) -> None:
+        """Say nothing that is told of each value of its type: the text of a dtype, the fields of a tuple."""
+        value = getattr(node, "obj", None)
+        if value is None:
+            return
+        if attr.docstring and inspect.getdoc(value) == inspect.getdoc(type(value)):
+            attr.docstring = None
+        if isinstance(value, enum.Enum):
+            attr.value = repr(value.value)
+        elif inspect.ismemberdescriptor(value) or type(value).__name__ == "_tuplegetter":
+            attr.value = attr.docstring = None
+
+    def on_function_instance(self, *, func: griffe.Function, **_: Any) -> None:
+        """Write defaults as a program does."""
+        for parameter in func.parameters:
+            if isinstance(parameter.default, str):
+                parameter.default = as_written(parameter.default)
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **_: Any) -> None:
         """Fill the public modules."""

@@ -1,8 +1,9 @@
-"""webtorch: PyTorch wherever WebGPU runs. `import webtorch as torch` and write PyTorch.
+"""PyTorch wherever WebGPU runs: `import webtorch as torch`, and write PyTorch.
 
-Names only, and nothing inside the package imports them from here. What tensors and their functions need is
-loaded with the package; the rooms above are loaded when one of their names is used.
+Tensors and their functions are loaded with the package; `torch.linalg`, `torch.compile` and the like when they are
+first used.
 """
+# Names only, and nothing inside the package imports them from here.
 
 import importlib as _importlib
 import sys as _sys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from webtorch.cli import main
+from webtorch_autoload.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -126,6 +126,11 @@ def test_demo_gpt_trains_samples_and_reports(
         (["demo", "--preset", "tiny"], "--preset is for `webtorch demo gpt`"),
         (["bench"], "invalid choice"),
         (["doctor", "--all"], "webtorch doctor: error: it has no --all"),
+        (["run"], "webtorch run: error: the following arguments are required: program\n"),
+        (
+            ["--device", "cpu", "demo"],
+            "options stand behind the command: webtorch COMMAND --device",
+        ),
     ],
 )
 def test_a_wrong_command_line_is_refused(
@@ -155,6 +160,17 @@ def test_a_file_that_is_missing_is_told_in_a_sentence(
     (tmp_path / "no.pt").mkdir()
     assert cli.main(["convert", missing, target]) == 1
     assert "Errno" not in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_told_before_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    for option in (["--json", "file/figures.json"], ["--json", "."], ["--export", "file"]):
+        assert cli.main(["demo", "digits", "--device", "cpu", *option]) == 1
+        said = capsys.readouterr()
+        assert option[1].partition("/")[0] in said.err and "epoch" not in said.out
 
 
 def test_no_adapter_is_an_error_with_advice_where_webgpu_was_asked_for(

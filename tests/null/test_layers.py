@@ -61,6 +61,8 @@ OUTSIDE = (
     "onnx.exporter", "onnx.importer", "onnx.model", "onnx.operators", "utils.tensorboard",
     # The same of starlette.
     "llm.server",
+    # `python -m webtorch` is the command of webtorch_autoload.
+    "__main__",
 )  # fmt: skip
 # Programs that talk to a person, and a table that prints itself when told to. Everything else
 # reports through values, warnings and errors.

@@ -361,3 +361,18 @@ def test_values_are_asked_also_where_a_call_is_known(webgpu: str, name: str) -> 
     with pytest.raises(IndexError, match="out of"):
         outside()
     assert call(x, torch.tensor([1, 2, 3]).to(webgpu)).cpu().isfinite().all()
+
+
+def test_classes_and_probabilities_are_asked_at_the_call(webgpu: str) -> None:
+    if runtime().kind != "cpu":
+        pytest.skip("elsewhere the read says so")
+    x, half = torch.tensor([1, 2, 0]).to(webgpu), torch.full((3,), 0.5, device=webgpu)
+    for _ in range(4):
+        F.one_hot(x, 3)
+        F.binary_cross_entropy(half, half)
+    with pytest.raises(RuntimeError, match="must be smaller than num_classes"):
+        F.one_hot(torch.tensor([1, 3, 0]).to(webgpu), 3)
+    with pytest.raises(RuntimeError, match="must be non-negative"):
+        F.one_hot(torch.tensor([1, -1, 0]).to(webgpu), 3)
+    with pytest.raises(RuntimeError, match="elements of target should be between 0 and 1"):
+        F.binary_cross_entropy(half, torch.full((3,), 1.5, device=webgpu))

@@ -537,6 +537,8 @@ KERNELS: dict[str, Write] = {
     "in place": lambda x, y: x.mul_(y),
     "an option": lambda x, y: torch.add(x, y, alpha=2.5),
     "several results": lambda x, y: torch.native_layer_norm(x, (4,), None, y.sum(0), 1e-5),
+    "a product that PyTorch writes into new memory": lambda x, y: x.mv(y.view(-1)[:4]),
+    "made of the out= form": lambda x, y: torch.logical_and(x, y),
 }
 
 

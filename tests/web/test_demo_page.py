@@ -60,7 +60,8 @@ def test_the_exported_digits_train_on_and_a_drawing_is_read(
     page.page.click("#random")
     page.until(f"Number(document.getElementById('steps').textContent) < {steps}")
     page.until("Number(document.getElementById('steps').textContent) >= 24")
-    page.page.click("#run")
+    page.page.click("#once")  # one more, and no other
+    page.until("document.getElementById('run').textContent !== 'Pause'")
     again = [float(text) for text in page.page.locator("#values li").all_text_contents()]
     assert again[0] > losses[0] and sum(again[16:24]) < 0.9 * sum(again[:8])
     assert page.page.inner_text("#fourth-name") == "accuracy"

@@ -200,6 +200,25 @@ def test_a_grid_beyond_the_limit_is_refused_when_it_is_compiled(with_source):
         device.compile(program)
 
 
+def test_of_kernels_that_are_compiled_at_once_the_refused_one_is_named(with_source):
+    bind = "@group(0) @binding(0) var<storage, read_write> o: array<u32>;\n"
+    body = "@compute @workgroup_size(1) fn main() {{ o[0] = {}; }}"
+    texts = {f"kernel{n}": bind + body.format(f"{n}u" if n != 3 else "missing") for n in range(6)}
+    device = with_source(**{name: Pass(text) for name, text in texts.items()})
+
+    def compiled(*names):
+        kernels = tuple(named(name, BufferSlot(uint32, "write", 1)) for name in names)
+        declared = (BufferDecl("output", uint32, 1),) * len(names)
+        steps = tuple(Dispatch(n, (n,), ()) for n in range(len(names)))
+        outputs = tuple(range(len(names)))
+        return device.compile(Program(kernels, declared, steps, (), (), outputs))
+
+    with pytest.raises(KernelError, match=r"(?s)compile kernel3: .*missing"):
+        compiled(*texts)
+    found = compiled(*(name for name in texts if name != "kernel3")).run([], [])
+    assert [int(_values(device, b, "u4")[0]) for b in found] == [0, 1, 2, 4, 5]
+
+
 def test_passes_share_scratch_memory_by_number(with_source):
     bind = "@group(0) @binding({}) var<storage, read_write> {}: array<u32>;\n"
     first = bind.format(0, "s0") + bind.format(1, "s1")

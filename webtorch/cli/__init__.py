@@ -26,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     parser = _parser()
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0].startswith("-") and words[0] not in ("-h", "--help", "--version"):
+        parser.error(f"options stand behind the command: webtorch COMMAND {words[0]}")
     options, unknown = parser.parse_known_args(argv)
     if unknown:
         options.parser.error(f"it has no {' '.join(unknown)}; --help lists what it has")
@@ -225,7 +228,10 @@ def _run(commands: _Commands) -> None:
     )
     command.add_argument("-m", action="store_true", dest="module", help="the name is a module's")
     command.add_argument("program", help="a Python file, or a module with -m")
-    command.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own")
+    # Python 3.11 and 3.12 would list them among the arguments that are required.
+    command.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="the program's own"
+    ).required = False
 
 
 def _convert(commands: _Commands) -> None:

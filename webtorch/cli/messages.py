@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
+import os
 import sys
 from pathlib import Path
 
@@ -10,6 +12,15 @@ from pathlib import Path
 def complain(message: str) -> None:
     """Write why a command ends without its result."""
     sys.stderr.write(f"webtorch: {message}\n")
+
+
+def expect_file(path: Path) -> None:
+    """Make the folder of a file that will be written. Raises OSError where the file cannot be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder, and a file is to be written", path)
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(errno.EACCES, "no write access", path)
 
 
 def in_a_sentence(error: Exception) -> str:

@@ -230,7 +230,12 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
 
 
 @composite(
-    family="contract", inplace=False, autocast=Autocast(gpu="lower"), gradient_name="MvBackward0"
+    family="contract",
+    inplace=False,
+    autocast=Autocast(gpu="lower"),
+    gradient_name="MvBackward0",
+    direct=("mv",),
+    aten=("mv",),
 )
 def mv(input: Tensor, vec: Tensor) -> Tensor:
     """Return the product of the matrix (M, K) and the vector (K)."""

@@ -5,7 +5,9 @@ Bounds of index tensors are checked on the device. `bincount` reads its input, b
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import creation, movement, pointwise
@@ -32,13 +34,16 @@ from webtorch.tensors import tape
 from webtorch.tensors.above import ask
 from webtorch.tensors.modes import mode, no_grad
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.values import at_hand, check_places, taken_over, waited_for
+from webtorch.tensors.values import check_places, check_values, taken_over, waited_for
 
 
 def _classes(tensor: Tensor, num_classes: int = -1) -> None:
     """Raise for a class that there is not."""
-    known = at_hand(tensor)
-    if known is None or not known.size:
+    check_values(tensor, functools.partial(_are_classes, num_classes))
+
+
+def _are_classes(num_classes: int, known: Any) -> None:
+    if not known.size:
         return
     if known.min() < 0:
         raise RuntimeError("Class values must be non-negative.")

@@ -44,7 +44,7 @@ from webtorch.ops.record import (
     composite,
 )
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.values import at_hand, at_hand_or_written, check_places
+from webtorch.tensors.values import at_hand_or_written, check_places, check_range
 
 _REDUCTIONS: tuple[Any, ...] = (
     ((), {}),
@@ -242,9 +242,7 @@ _NO_PROBABILITY = "all elements of {} should be between 0 and 1"
 def _probabilities(input: Tensor, target: Tensor, *_: object, **__: object) -> None:
     """Raise for what is no probability."""
     for x, name in ((input, "input"), (target, "target")):
-        known = at_hand(x)
-        if known is not None and known.size and not 0 <= known.min() <= known.max() <= 1:
-            raise RuntimeError(_NO_PROBABILITY.format(name))
+        check_range(x, 0, 1, _NO_PROBABILITY.format(name))
 
 
 @composite(

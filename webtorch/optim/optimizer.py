@@ -15,7 +15,7 @@ import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from operator import is_, itemgetter
+from operator import is_
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -125,14 +125,17 @@ class Hyper(Mapping[str, float]):
 
     def stamp(self) -> object:
         """Return what is another object once an option may have become another."""
-        options = tuple(self.group.values())
-        before = self._options
-        if self._stamp is None or len(options) != len(before) or not all(map(is_, options, before)):
-            self._options, self._stamp = options, object()
-            if not all(map(_is_fixed, options_in(self.group).values())):
-                # One that may be written where it is.
-                self._options = ()
+        options, before = self.group.values(), self._options
+        if len(options) != len(before) or not all(map(is_, options, before)):
+            # Not where one may be written where it is.
+            fixed = all(map(_is_fixed, options_in(self.group).values()))
+            self._options, self._stamp = tuple(options) if fixed else (), object()
         return self._stamp
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the options stay what they were when `stamp` was asked as long as they are the same objects."""
+        return bool(self._options)
 
     def __getitem__(self, name: str) -> float:
         """Return the number that `name` stands for now."""
@@ -166,8 +169,6 @@ OF_BETAS: dict[str, Derived] = {
     "log beta1": lambda group: math.log(max(float(group["betas"][0]), 1e-37)),
     "log beta2": lambda group: math.log(max(float(group["betas"][1]), 1e-37)),
 }
-
-_PARAMS = itemgetter("params")
 
 
 def _step_after(
@@ -307,6 +308,8 @@ class Optimizer:
     _optimizer_load_state_dict_pre_hooks: OrderedDict[int, Hook]
     _optimizer_load_state_dict_post_hooks: OrderedDict[int, Hook]
     _hypers: dict[int, Hyper]
+    # What a step depended on when that was asked last.
+    _before: Watched | None = None
     # Whether a step can be taken back on the device. GradScaler sets `found_inf`, a 0-d tensor, before
     # it calls `step`: where that is not 0, parameters and state stay as they were.
     _takes_back: ClassVar[bool] = False
@@ -489,14 +492,16 @@ class Optimizer:
             return None
         if self.defaults.get("differentiable") or self._is_listed():
             return None
-        groups = self.param_groups
-        return Watched(
-            self.__dict__.get("found_inf"),
-            groups,
-            [self._hyper(group).stamp() for group in groups],
-            [*chain.from_iterable(map(_PARAMS, groups))],
-            values_of(self.state),
-        )
+        groups, state, before = self.param_groups, values_of(self.state), self._before
+        found_inf = self.__dict__.get("found_inf")
+        if before is not None and found_inf is None and before.holds(groups, state):
+            return before
+        hypers = [self._hyper(group) for group in groups]
+        watched = Watched(found_inf, groups, [hyper.stamp() for hyper in hypers], state)
+        # What says whether a step is taken back is not held from here.
+        known = found_inf is None and all(hyper.is_fixed for hyper in hypers)
+        self._before = watched if known else None
+        return watched
 
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""

@@ -1,9 +1,13 @@
 """Real PyTorch on webtorch's engine: `torch.device("webgpu")` and `torch.compile(backend="webgpu")`. Floor 6.
 
-After `pip install webtorch`, `import torch` is enough: its entry points call `compile_backend` and, in a package of its
-own that imports nothing of this one, `webtorch_autoload.autoload`. Importing this package does the same by hand, for
-machines where autoloading is switched off, or where PyTorch has a GPU of its own (`webtorch_autoload.own_gpu` says
-why). Raises ImportError for a PyTorch that is too old.
+    import torch
+
+    model.to("webgpu")
+    fast = torch.compile(model, backend="webgpu")
+
+`import torch` finds the device. Write `import webtorch.pytorch` as well where PyTorch drives a GPU of this machine
+itself (CUDA, ROCm, XPU, MPS), or where its autoloading is switched off. Raises ImportError for a PyTorch that is too
+old.
 
 interrupt  Ctrl-C that cannot abort the process
 guard      what PyTorch asks of the device, answered in machine code

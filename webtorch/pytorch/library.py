@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ from webtorch.pytorch.kernels import (
     COMPOSITIONS,
     KERNELS,
     STRUCTURED,
+    Kernel,
     dispatched,
     functional,
     kernel_for,
@@ -66,13 +67,33 @@ def _has_kernel(name: str, key: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)
 
 
-def _is_composed(name: str, operator: OpOverload) -> bool:
-    """Whether PyTorch makes an operator of its out= form, and we may call what it makes.
+def _composing(packet: str, name: str, operator: OpOverload, known: set[str]) -> Kernel | None:
+    """Return PyTorch's kernel that makes an operator of its out= form, if we may call what it makes.
 
     What is composed twice must not draw random numbers.
     """
-    arguments = [a.name for a in operator._schema.arguments]
-    return _has_kernel(name, STRUCTURED.name) and "generator" not in arguments
+    if "generator" in [a.name for a in operator._schema.arguments]:
+        return None
+    explicit = torch._C.DispatchKey.CompositeExplicitAutograd
+    if _has_kernel(name, STRUCTURED.name):
+        key = STRUCTURED
+    elif _has_kernel(name, explicit.name) and _has_out_form(packet, operator, known):
+        key = explicit
+    else:
+        return None
+    return functools.partial(operator._op_dk, key)
+
+
+def _has_out_form(packet: str, operator: OpOverload, known: set[str]) -> bool:
+    """Whether an overload that has a kernel of its own takes the same arguments, and what it writes to."""
+    arguments = [(a.name, str(a.type)) for a in operator._schema.arguments]
+    return any(
+        arguments == [(a.name, str(a.type)) for a in other._schema.arguments if not a.is_out]
+        and other._name in known
+        and _needs_kernel(other._name.removeprefix("aten::"))
+        for _, other in overloads(packet)
+        if other is not operator
+    )
 
 
 def _is_given_numbers(packet: str, operator: OpOverload, known: set[str]) -> bool:
@@ -105,6 +126,7 @@ def _packets() -> Iterator[str]:
 def _register_meanings(library: torch.library.Library) -> int:
     count = 0
     known = dispatched()
+    make: Callable[..., Kernel]
     for packet in _packets():
         for overload, operator in overloads(packet):
             name = packet if overload == "default" else f"{packet}.{overload}"
@@ -113,8 +135,8 @@ def _register_meanings(library: torch.library.Library) -> int:
             if _needs_kernel(name) or name in DIRECT:
                 make = kernel_for
                 function = meaning(packet, overload)
-            elif _is_composed(name, operator):
-                make = structured
+            elif compose := _composing(packet, name, operator, known):
+                make = functools.partial(structured, compose=compose)
                 if _is_given_numbers(packet, operator, known):
                     if packet.endswith("_"):
                         continue

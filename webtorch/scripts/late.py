@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, count, repeat
-from operator import call
+from itertools import chain, repeat
+from operator import call, is_
 from typing import Any
 
 from webtorch.ir.graph import Node
@@ -34,7 +34,7 @@ _lock = threading.RLock()
 filling = _lock
 _waiting: list[weakref.ref[Tensor]] = []
 # Those that wait together.
-_together: list[weakref.ref[_Together]] = []
+_together: list[_Together] = []
 # From how many on both are looked through.
 _most = 16
 
@@ -46,17 +46,26 @@ def wait(reference: weakref.ref[Tensor], t: Tensor, late: Late) -> None:
 
 
 class _Together:
-    """Results of one run that wait: they hold it, so that it goes with the last one."""
+    """Results of one run that wait. Each holds its memory alone; what else it lacks is found here."""
 
-    __slots__ = ("__weakref__", "references", "waiting")
+    __slots__ = ("_places", "references", "waiting")
 
     def __init__(self, waiting: Waiting, references: Sequence[weakref.ref[Tensor]]) -> None:
         self.waiting = waiting
         self.references = references
+        # By id, once somebody asks.
+        self._places: dict[int, int] = {}
 
-    def give(self, t: Tensor, n: int, buffer: Buffer, leaves: Sequence[Tensor] = ()) -> None:
-        """Give one of them what it lacks."""
-        self.waiting.give(t, n, buffer, leaves)
+    def place_of(self, t: Tensor) -> int | None:
+        """Return which of them a tensor is."""
+        if not self._places:
+            self._places = {id(r()): n for n, r in enumerate(self.references)}
+        n = self._places.get(id(t))
+        return None if n is None or self.references[n]() is not t else n
+
+    def is_gone(self) -> bool:
+        """Whether nobody has any of them."""
+        return all(map(is_, map(call, self.references), repeat(None)))
 
 
 class Waiting:
@@ -69,19 +78,25 @@ class Waiting:
         self.known = [known for *_, known in late]
         # Which of them have a function.
         self.titled = [n for n, known in enumerate(self.known) if known.title]
+        self.last: _Together | None = None
 
     def hold(self, run: Run, buffers: Sequence[object]) -> None:
         """Let those of a run wait."""
         references = self.slots(run.slots)
-        together = _Together(self, references)
         # What is known of each is looked at when somebody looks at it, and in no cache here.
-        late: list[Late] = [*zip(repeat(together.give), count(), self.places(buffers))]
-        for n in self.titled:
-            late[n] = (*late[n], self.known[n].leaves(run.externals))
-        for t, lacking in zip(map(call, references), late):
+        for t, buffer in zip(map(call, references), self.places(buffers)):
             if t is not None:
-                t._late = lacking
-        _together.append(weakref.ref(together))
+                t._late = buffer
+        for n in self.titled:
+            t = references[n]()
+            if t is not None:
+                t._late = self.give, n, t._late, self.known[n].leaves(run.externals)
+        self.last = _Together(self, references)
+        with _lock:
+            # Those of the last run are gone, as a rule.
+            if _together and _together[-1].is_gone():
+                _together.pop()
+            _together.append(self.last)
 
     def give(self, t: Tensor, n: int, buffer: Buffer, leaves: Sequence[Tensor] = ()) -> None:
         """Give a tensor that is all of its storage this, with its memory, and what its graph has become."""
@@ -97,6 +112,7 @@ class Waiting:
     def take_back(self, run: Run) -> None:
         """Let those of a run wait no more."""
         with _lock:
+            _together[:] = [together for together in _together if together is not self.last]
             for reference in self.slots(run.slots):
                 t = reference()
                 if t is not None:
@@ -109,7 +125,7 @@ def forget_dead() -> None:
     if len(_waiting) + len(_together) > _most:
         with _lock:
             _waiting[:] = [reference for reference in _waiting if reference() is not None]
-            _together[:] = [reference for reference in _together if reference() is not None]
+            _together[:] = [together for together in _together if not together.is_gone()]
             _most = max(16, 2 * (len(_waiting) + len(_together)))
 
 
@@ -122,10 +138,21 @@ def complete(t: Tensor) -> bool:
     with _lock:
         late = t._late
         # Unless another thread did it meanwhile.
-        if late is not None:
+        if type(late) is tuple:
             late[0](t, *late[1:])
-            t._late = None
+        elif late is not None:
+            _complete_one_of(_together, t, late)
+        t._late = None
     return True
+
+
+def _complete_one_of(groups: Iterable[_Together], t: Tensor, buffer: Buffer) -> None:
+    """Give a tensor that waits with others what it lacks."""
+    for together in groups:
+        n = together.place_of(t)
+        if n is not None:
+            together.waiting.give(t, n, buffer)
+            return
 
 
 def use_up(t: Tensor, title: str, leaves: Iterable[Tensor]) -> None:
@@ -141,7 +168,7 @@ def give_all() -> None:
     """Complete all that wait."""
     if _waiting or _together:
         with _lock:
-            groups = [together.references for r in _together if (together := r()) is not None]
+            groups = [together.references for together in _together]
             for reference in chain(_waiting, *groups):
                 t = reference()
                 if t is not None:

@@ -297,6 +297,8 @@ class Watch:
             if resting is not None and resting.state is state:
                 if self.quick is not None and self.quick(run, watched, resting):
                     assert not CHECKED or self.others(run, watched.values())
+                    # A result of the run is not held from here.
+                    resting.watched, watched.found_inf = watched, None
                     run.resting = resting, state, resting.new, True
                     return True
                 if self.others(run, watched.values()):
@@ -357,24 +359,25 @@ class _Quick:
 
     def __call__(self, run: Any, watched: Watched, resting: Any) -> bool:
         """Whether they are, and the parameters are those that rest."""
-        params, stamps = watched.params, resting.stamps
+        params = watched.params
         if (
             not run.differentiated
             or self.first < run.first
             or watched.found_inf is not (self.found_inf and run.slots[self.found_inf.number]())
-            or len(params) != len(resting.params)
-            or len(stamps) != len(watched.stamps)
-            or not all(map(is_, params, resting.params))
             or not all(map(is_, params, self.params(run.externals)))
+            or not (watched is resting.watched or self.compare(run, watched, resting.watched))
         ):
             return False
-        if not all(map(is_, stamps, watched.stamps)):
-            for n, stamp in enumerate(watched.stamps):
-                if stamp is not stamps[n]:
-                    if not self.options[n](run, watched.options(n), {}):
-                        return False
-                    stamps[n] = stamp
         return not self.lacking or all(params[i]._grad is None for i in self.lacking)
+
+    def compare(self, run: Any, watched: Watched, before: Watched) -> bool:
+        """Whether parameters are those of before, and options as they were."""
+        if len(watched.stamps) != len(before.stamps) or len(watched.params) != len(before.params):
+            return False
+        return all(map(is_, watched.params, before.params)) and all(
+            stamp is last or self.options[n](run, watched.options(n), {})
+            for n, (stamp, last) in enumerate(zip(watched.stamps, before.stamps))
+        )
 
 
 class _Same:

@@ -40,8 +40,8 @@ class Group:
     """Storages that rest. Their optimizer holds it, so that it goes with it."""
 
     __slots__ = (
-        "__weakref__", "buffers", "early", "new", "numbers", "others", "params", "stamp", "stamps", "state", "tally",
-        "tensors", "writes",
+        "__weakref__", "buffers", "early", "new", "numbers", "others", "stamp", "state", "tally", "tensors", "watched",
+        "writes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -53,9 +53,8 @@ class Group:
         self.state: object = None
         self.new = picker(())
         self.early = 0
-        # The parameters that its optimizer had, and what said whether their options are as they were.
-        self.params: list[object] = []
-        self.stamps: list[object] = []
+        # What its optimizer's step depended on the last time.
+        self.watched: Watched | None = None
         # The memory that the program is given, None where another storage has it: these places. None once it is over.
         self.buffers: list[object] | None = None
         self.others: list[int] = []
@@ -77,8 +76,8 @@ class Group:
 
     def end(self) -> None:
         """Hold nothing any more. Those that still rest stay as they are until somebody looks."""
-        self.buffers = self.state = None
-        self.tensors, self.params = [], []
+        self.buffers = self.state = self.watched = None
+        self.tensors = []
 
 
 # By optimizer; and those of which some may still rest.
@@ -171,7 +170,7 @@ def _take_state(group: Group, step: Step, optimizer: object) -> None:
         first = patterns[new[0]].number
         group.state, group.new = watched.state, picker(new)
         group.early = sum(number < first for number in group.numbers)
-        group.params, group.stamps = watched.params, watched.stamps
+        group.watched = watched
         step.watches.rest(weakref.ref(group), watched, count)  # type: ignore[union-attr]
 
 

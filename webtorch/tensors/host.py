@@ -11,7 +11,9 @@ import functools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from itertools import chain
+from operator import is_
+from typing import Any
 
 from webtorch.dispatch.call import looking
 from webtorch.ir.dtype import Scalar
@@ -233,18 +235,40 @@ class Varying:
         self.number = number
 
 
-class Watched(NamedTuple):
-    """What an optimizer's step depends on."""
+class Watched:
+    """What an optimizer's step depends on: the same object while nothing of it has changed, if that can be known."""
 
-    # What says whether a step is taken back.
-    found_inf: object
-    # The options of each group, and what is another object once one of them may be another one.
-    groups: list[dict[str, Any]]
-    stamps: list[object]
-    # The parameters of all groups.
-    params: list[Any]
-    # All of the state: the same tuple while nothing has changed in it.
-    state: tuple[Any, ...]
+    __slots__ = ("each", "found_inf", "groups", "params", "stamps", "state")
+
+    def __init__(
+        self,
+        found_inf: object,
+        groups: list[dict[str, Any]],
+        stamps: list[object],
+        state: tuple[Any, ...],
+    ) -> None:
+        # What says whether a step is taken back.
+        self.found_inf = found_inf
+        # The options of each group, and what is another object once one of them may be another one.
+        self.groups, self.stamps = groups, stamps
+        # All that each group holds, and its parameters; and those of all.
+        self.each = [(tuple(group.values()), [*group["params"]]) for group in groups]
+        self.params = [*chain.from_iterable([params for _, params in self.each])]
+        # All of the state: the same tuple while nothing has changed in it.
+        self.state = state
+
+    def holds(self, groups: list[dict[str, Any]], state: tuple[Any, ...]) -> bool:
+        """Whether a step that nothing takes back, whose options stay what they are, depends on nothing else."""
+        if self.state is not state or self.groups is not groups or len(groups) != len(self.each):
+            return False
+        # No generator: it would be a frame for each group.
+        for group, (options, params) in zip(groups, self.each):
+            if len(options) != len(group) or not all(map(is_, group.values(), options)):
+                return False
+            now = group["params"]
+            if len(now) != len(params) or not all(map(is_, now, params)):
+                return False
+        return True
 
     def options(self, n: int) -> tuple[object, ...]:
         """Return the options of a group, in order."""

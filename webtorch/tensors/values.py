@@ -132,13 +132,14 @@ def check_places(
 
     `words`: PyTorch's, before what a kernel would report; with "{index}", "{dim}" and "{size}" in them.
     """
-    known = at_hand_or_written(places)
-    if known is not None:
-        _check(places, known, functools.partial(_are_inside, op, size, words, low, dim, ignored))
+    check_values(places, functools.partial(_are_inside, op, size, words, low, dim, ignored))
 
 
-def _check(x: Tensor, known: Any, check: Check) -> None:
-    """Check the values of a tensor, and note it for calls to come whose values lie alike."""
+def check_values(x: Tensor, check: Check) -> None:
+    """Check the values of a tensor if they are known, and note it for calls to come whose values lie alike."""
+    known = at_hand_or_written(x)
+    if known is None:
+        return
     node = x._storage.node
     if look.asked is not None and node.kind == "buffer":
         view = () if x._whole else (x._shape, x._strides, int(x._offset))
@@ -170,10 +171,8 @@ def _are_inside(
 
 def check_range(x: Tensor, low: float, high: float, rule: str) -> None:
     """Raise DeviceCheckError if a number of x is known to be outside of [low, high], in which NaN is not."""
-    unknown = tracing.active or x.dtype.is_complex or x.dtype is bfloat16
-    known = None if unknown else at_hand_or_written(x)
-    if known is not None:
-        _check(x, known, functools.partial(_is_between, low, high, rule))
+    if not (tracing.active or x.dtype.is_complex or x.dtype is bfloat16):
+        check_values(x, functools.partial(_is_between, low, high, rule))
 
 
 def _is_between(low: float, high: float, rule: str, known: Any) -> None:

@@ -13,7 +13,7 @@ from webtorch.cli.demo import digits, gpt, pages, report
 from webtorch.cli.demo.progress import Meter
 from webtorch.cli.demo.report import Machine
 from webtorch.cli.doctor import Choice, choose_device
-from webtorch.cli.messages import complain, package_version
+from webtorch.cli.messages import complain, expect_file, package_version
 
 
 def main(options: argparse.Namespace, console: Console) -> int:
@@ -21,6 +21,13 @@ def main(options: argparse.Namespace, console: Console) -> int:
     if options.preset is not None and options.what != "gpt":
         complain("--preset is for `webtorch demo gpt`")
         return 2
+    # Who cannot write there hears it before the training.
+    page = options.export
+    if page is not None and page.suffix != ".html":
+        page = page / "index.html"
+    for path in (options.json, page, report.FOLDER / report.NAME):
+        if path is not None:
+            expect_file(path)
     choice = choose_device(options.device)
     console.print(f"[bold]{choice.device}[/]: {choice.name}", highlight=False)
     if not choice.is_best:
@@ -28,11 +35,10 @@ def main(options: argparse.Namespace, console: Console) -> int:
             f"CPU, because {choice.reason}.", highlight=False, soft_wrap=True, markup=False
         )
     run = _digits if options.what == "digits" else _gpt
-    figures, page = run(options, choice, console)
+    figures, text = run(options, choice, console)
 
-    path = report.write(page)
+    path = report.write(text)
     if options.json is not None:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
         console.print(f"figures: {options.json.resolve()}", highlight=False, soft_wrap=True)
     console.print(f"report:  {path}", highlight=False, soft_wrap=True)

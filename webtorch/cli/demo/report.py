@@ -20,6 +20,7 @@ from webtorch.show.charts import Guide, Series, line_chart, pixel_picture
 from webtorch.show.theme import style
 
 FOLDER = Path("webtorch-demo")
+NAME = "report.html"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Machine:
 def write(page: str, folder: Path = FOLDER) -> Path:
     """Write the page as report.html in the folder, made if need be, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "report.html"
+    path = folder / NAME
     path.write_text(page, encoding="utf-8")
     return path.resolve()
 

@@ -64,8 +64,10 @@ function show(value, words) {
   const seconds = (performance.now() - startedAt) / 1e3;
   if (values.length - started > 1) $("speed").textContent = rate((perStep() * (values.length - started)) / seconds);
   $("values").append(make("li", { textContent: words ?? text(value) }));
-  $("count").textContent = `${values.length} steps`;
+  $("count").textContent = stepsSoFar();
 }
+
+const stepsSoFar = () => (values.length > 1 ? `${values.length} steps` : values.length ? "1 step" : "no step yet");
 
 const rate = (v) => (v >= 100 ? Math.round(v).toLocaleString("en") : v.toPrecision(3));
 
@@ -116,6 +118,18 @@ async function run() {
   }
 }
 
+/** Take one step; what runs is paused first. */
+async function once() {
+  if (running) await run();
+  try {
+    await step();
+    draw();
+    await look();
+  } catch (error) {
+    fail(error);
+  }
+}
+
 /** Train from the weights before any training. */
 async function startFromRandom() {
   running = false;
@@ -126,6 +140,7 @@ async function startFromRandom() {
     values.length = 0;
     for (const latest of others.values()) latest.length = 0;
     $("values").replaceChildren();
+    $("count").textContent = stepsSoFar();
     $("steps").textContent = "0";
     await look();
     await run();
@@ -526,7 +541,7 @@ async function look() {
       const read = `${labelOf(best)} · ${Math.round(100 * parts[best])} %`;
       const wrong = targets && targets[i] !== best;
       right += !wrong;
-      return make("figure", {}, canvas, make("figcaption", { textContent: wrong ? `${read}, is ${labelOf(targets[i])}` : read, className: wrong ? "wrong" : "" }));
+      return make("figure", {}, canvas, make("figcaption", { textContent: wrong ? `${read}, is\u00a0${labelOf(targets[i])}` : read, className: wrong ? "wrong" : "" }));
     });
     $("samples").replaceChildren(...nodes);
     score = targets ? `, ${right} of ${count} right` : "";
@@ -588,6 +603,7 @@ async function start() {
       $("values").classList.add("wide");
       $("listing").open = true;
     }
+    $("count").textContent = stepsSoFar();
     addSettings();
     draw();
     const ready = batches[training].length > 0;
@@ -595,7 +611,7 @@ async function start() {
     for (const id of ["run", "once", "reset"]) $(id).disabled = !ready;
     for (const id of ["download", "upload"]) $(id).disabled = !model.program.states.length;
     // Calls of earlier visits, from this browser's own storage.
-    if (model.resumed?.calls) $("status").textContent += ` Going on from ${model.resumed.calls} calls kept in this browser; “Start again” drops them.`;
+    if (model.resumed?.calls) $("status").textContent += ` Going on from ${model.resumed.calls} calls kept in this browser; “${$("reset").textContent}” drops them.`;
   } else {
     $("listing").hidden = true;
   }
@@ -608,7 +624,7 @@ async function start() {
   $("profile").addEventListener("click", measure);
   $("run").addEventListener("click", run);
   $("random").addEventListener("click", startFromRandom);
-  $("once").addEventListener("click", () => step().then(() => (draw(), look())).catch(fail));
+  $("once").addEventListener("click", once);
   $("reset").addEventListener("click", async () => {
     running = false;
     model.destroyed = true;

@@ -94,16 +94,17 @@ def build_lite(path: str | Path, *, pyodide: str | Path | None = None) -> Path:
 
 def _extension() -> Path:
     """Return where the kernel's package keeps its wheels."""
-    advice = "pip install jupyterlite-core jupyterlite-pyodide-kernel brings them"
-    for name in ("jupyterlite-core", "jupyterlite-pyodide-kernel"):
+    names = ("jupyterlite-core", "jupyterlite-pyodide-kernel", "jupyter-server")
+    advice = f"pip install {' '.join(names)}"
+    for name in names:
         try:
             found = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
-            raise LiteMissingError(f"lite: the package {name} is not installed; {advice}") from None
+            raise LiteMissingError(f"lite: the package {name} is not installed: {advice}") from None
     for file in found.files or ():
         if file.as_posix().endswith(f"{_EXTENSION}/all.json"):
             return Path(str(found.locate_file(file))).resolve().parent
-    raise LiteMissingError(f"lite: jupyterlite-pyodide-kernel lacks {_EXTENSION}; {advice}")
+    raise LiteMissingError(f"lite: jupyterlite-pyodide-kernel lacks {_EXTENSION}: {advice}")
 
 
 def _packages(place: Path, known: dict[str, _Entry], extension: Path) -> dict[str, _Entry]:

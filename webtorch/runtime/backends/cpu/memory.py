@@ -13,8 +13,6 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import repeat
-from operator import attrgetter, is_not
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +294,21 @@ class PartBuffer(CpuBuffer):
         """The owner gives the memory back."""
 
 
+class KeptBuffer(CpuBuffer):
+    """A buffer that its program takes again: one of which an array was made says so."""
+
+    __slots__ = ("place", "shown")
+    place: int
+    shown: list[int]
+
+    @property
+    def array(self) -> Array:
+        """All values."""
+        if self._array is None:
+            self.shown.append(self.place)
+        return super().array
+
+
 class Again:
     """Buffers that a program writes at each run: those of the last run that nobody has any more, and new ones for the
     others. To give back and to take so many would cost more than all else of a step.
@@ -303,12 +316,14 @@ class Again:
 
     def __init__(self, kinds: Sequence[tuple[DType, int]]) -> None:
         self.kinds = kinds
-        self.buffers: list[CpuBuffer] = []
+        self.buffers: list[KeptBuffer] = []
+        # The places of those of which an array was made.
+        self.shown: list[int] = []
         # How often each is counted that nobody else has; none where they are not kept.
         self.alone: list[int] = []
         self.begun = False
 
-    def take(self) -> list[CpuBuffer]:
+    def take(self) -> list[KeptBuffer]:
         """Return buffers that nobody has."""
         buffers = self.buffers
         if not self.alone:
@@ -317,19 +332,24 @@ class Again:
         if counts != self.alone:
             for i, (count, alone) in enumerate(zip(counts, self.alone)):
                 if count != alone:
-                    buffers[i] = CpuBuffer(*self.kinds[i])
-        if any(map(is_not, map(_ARRAY, buffers), repeat(None))):
-            for i, buffer in enumerate(buffers):
-                if buffer._array is not None:
-                    buffer._array = None
-                    # An array that somebody has holds the block's as its base.
-                    if sys.getrefcount(buffer.block.raw) > 2:
-                        buffers[i] = CpuBuffer(*self.kinds[i])
+                    buffers[i] = self._new(i)
+        while self.shown:
+            i = self.shown.pop()
+            buffers[i]._array = None
+            # An array that somebody has holds the block's as its base.
+            if sys.getrefcount(buffers[i].block.raw) > 2:
+                buffers[i] = self._new(i)
         return buffers
 
-    def _begin(self) -> list[CpuBuffer]:
+    def _new(self, place: int) -> KeptBuffer:
+        """Return a new buffer for a place."""
+        buffer = KeptBuffer(*self.kinds[place])
+        buffer.place, buffer.shown = place, self.shown
+        return buffer
+
+    def _begin(self) -> list[KeptBuffer]:
         """Return new buffers, which are kept from now on if they are few."""
-        buffers = [CpuBuffer(*kind) for kind in self.kinds]
+        buffers = [self._new(i) for i in range(len(self.kinds))]
         if not self.begun:
             self.begun = True
             total = sum([b.block.size for b in buffers])
@@ -339,9 +359,6 @@ class Again:
                 self.alone = [*map(sys.getrefcount, self.buffers)]
                 return self.buffers
         return buffers
-
-
-_ARRAY = attrgetter("_array")
 
 
 class ArrayBuffer(CpuBuffer):

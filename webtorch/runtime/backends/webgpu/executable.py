@@ -126,20 +126,23 @@ class WebGPUExecutable:
         self._device = device
         self._plans: OrderedDict[tuple[int, ...], _Plan] = OrderedDict()
         pipelines: dict[int, list[Pipeline]] = {}
-        if not varying:
-            used = dict.fromkeys(s.routine for s in program.steps if isinstance(s, Dispatch))
-            routines = [program.routines[n] for n in used]
-            device.pipelines.prepare(
-                [(p, r.name) for r in routines if not _compiles_long(r) for p in device.render(r)]
-            )
+        texts: dict[int, tuple[bool, Sequence[WgslPass]]] = {}
+
+        def text(routine: Routine) -> tuple[bool, Sequence[WgslPass]]:
+            """Return whether a routine is compiled for any sizes, and its shaders."""
+            if id(routine) not in texts:
+                any_size = varying or _compiles_long(routine)
+                texts[id(routine)] = any_size, device.render(routine, any_size)
+            return texts[id(routine)]
+
+        used = dict.fromkeys(s.routine for s in program.steps if isinstance(s, Dispatch))
+        routines = [program.routines[n] for n in used]
+        device.pipelines.prepare([(p, r.name, text(r)[0]) for r in routines for p in text(r)[1]])
 
         def render(routine: Routine) -> list[Rendered]:
             """Return a routine's shaders, and make their pipelines."""
-            any_size = varying or _compiles_long(routine)
-            made = [
-                self._pipeline(part, routine.name, any_size)
-                for part in device.render(routine, any_size)
-            ]
+            any_size, parts = text(routine)
+            made = [self._pipeline(part, routine.name, any_size) for part in parts]
             pipelines[id(routine)] = [pipeline for pipeline, _ in made]
             return [rendered for _, rendered in made]
 

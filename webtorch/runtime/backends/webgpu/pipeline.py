@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from webtorch.errors import DeviceLostError, KernelError
 from webtorch.lower.sizes import Families, Family
@@ -46,6 +46,10 @@ class _AnySize(NamedTuple):
     bindings: tuple[Binding, ...]
     trusted_indices: bool
     trusted_loops: bool
+
+
+# Passes by their keys, with the names of their kernels.
+_Wanted: TypeAlias = "dict[_Key, tuple[WgslPass | _AnySize, str]]"
 
 
 def _placed(head: str, declared: str) -> str:
@@ -104,28 +108,32 @@ class PipelineCache:
 
         They are in a uniform that follows the pass's own bindings.
         """
+        whole, values = self._of_any_size(part)
+        return self.get(whole, name), values
+
+    def _of_any_size(self, part: WgslPass) -> tuple[WgslPass | _AnySize, list[int]]:
+        """Return what serves the other sizes of a pass too, as a text, and the values of its arguments."""
         head, family, numbers = self.family(part)
         names, values = family.arguments(numbers)
         if not names:
-            return self.get(part, name), []
+            return part, []
         places = tuple(sorted(family.places))
-        found = family.made.get(places)
-        if found is None:
+        whole: _AnySize | None = family.made.get(places)
+        if whole is None:
             members = ", ".join(f"{n}: i32" for n in names)
             declared = (
                 f"struct Sizes {{ {members} }}\n"
                 f"@group(0) @binding({len(part.bindings)}) var<uniform> sizes: Sizes;\n"
             )
-            whole = _AnySize(
+            # It serves for what those with fewer arguments did.
+            family.made.clear()
+            whole = family.made[places] = _AnySize(
                 _placed(head, declared) + family.text("sizes."),
                 (*part.bindings, "uniform"),
                 part.trusted_indices,
                 part.trusted_loops,
             )
-            # It serves for what those with fewer arguments did.
-            family.made.clear()
-            found = family.made[places] = self.get(whole, name)
-        return found, values
+        return whole, values
 
     def family(self, part: WgslPass) -> tuple[str, Family, tuple[str, ...]]:
         """Return what stands before the body of a pass, and the family and numbers of its body."""
@@ -135,24 +143,35 @@ class PipelineCache:
         key = (head, part.bindings, part.trusted_indices, part.trusted_loops)
         return head, *self._families.find(body, key)
 
-    def prepare(self, parts: Sequence[tuple[WgslPass, str]]) -> None:
-        """Compile the passes that `get` will be asked for, several at a time, where the engine can.
+    def prepare(self, parts: Sequence[tuple[WgslPass, str, bool]]) -> None:
+        """Compile the passes that will be asked for, several at a time, where the engine can. Each comes with a name,
+        and with whether it is to serve any sizes.
 
         Raises KernelError for the first that the device refuses.
         """
-        wanted: dict[_Key, tuple[WgslPass, str]] = {}
-        for part, name in parts:
-            key = _key(part)
+        # All sizes are seen before one is compiled.
+        for part, _, any_size in parts:
+            if any_size:
+                self.family(part)
+        wanted: _Wanted = {}
+        for part, name, any_size in parts:
+            whole = self._of_any_size(part)[0] if any_size else part
+            key = _key(whole)
             if key not in self._pipelines:
-                wanted.setdefault(key, (part, name))
+                wanted.setdefault(key, (whole, name))
         if self._native.engine == "browser":
             self._prepare_watched(wanted)
-            return
-        if len(wanted) < _FEW or len(wanted) > self._capacity:
-            return
-        if self._native.engine == "dawn":
-            self._prepare_promised(wanted)
-            return
+        elif _FEW <= len(wanted) <= self._capacity:
+            try:
+                self._prepare_in_threads(wanted)
+            except KernelError:
+                if self._native.engine != "dawn":
+                    raise
+                # Its binding keeps the errors of all threads in one list, but those of a promise with the promise.
+                self._prepare_promised(wanted)
+
+    def _prepare_in_threads(self, wanted: _Wanted) -> None:
+        """Compile in threads of our own: Dawn has two, however many processors there are."""
         for part, name in wanted.values():
             guarded(partial(self._layout, part.bindings), name, part.source)
         with ThreadPoolExecutor(
@@ -160,14 +179,15 @@ class PipelineCache:
         ) as pool:
             made = [pool.submit(self._compile, part, name) for part, name in wanted.values()]
             try:
-                for key, (_, name), future in zip(wanted, wanted.values(), made, strict=True):
-                    self._add(key, future.result(), name)
+                pipelines = [future.result() for future in made]
             except BaseException:
                 for future in made:
                     future.cancel()
                 raise
+        for (key, (_, name)), pipeline in zip(wanted.items(), pipelines, strict=True):
+            self._add(key, pipeline, name)
 
-    def _prepare_watched(self, wanted: dict[_Key, tuple[WgslPass, str]]) -> None:
+    def _prepare_watched(self, wanted: _Wanted) -> None:
         """Make all, and wait once for what the browser says of them, where Python can wait."""
         native: Any = self._native
         watching = native.watch() if wanted else False
@@ -185,9 +205,8 @@ class PipelineCache:
         for key, pipeline in made.items():
             self._add(key, pipeline, wanted[key][1])
 
-    def _prepare_promised(self, wanted: dict[_Key, tuple[WgslPass, str]]) -> None:
-        """Let Dawn compile on threads of its own: its binding keeps the errors of all of Python's in
-        one list, but those of a promise with the promise."""
+    def _prepare_promised(self, wanted: _Wanted) -> None:
+        """Let Dawn compile, which says of each what is wrong with it."""
         # A method of wgpudawn's alone.
         device: Any = self._native.wrapper
         make: Callable[..., Promise] = device.create_compute_pipeline_async
