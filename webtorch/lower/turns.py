@@ -9,7 +9,7 @@ what a norm leaves is one workgroup's, and attention of one query splits into he
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import gcd
 
 from webtorch.ir import expr as ex
@@ -24,10 +24,25 @@ from webtorch.lower.together import in_common, without_unused
 _FEW_GROUPS, _MANY_GROUPS = 64, 512
 # Operations of a kernel that one workgroup may do: a multiprocessor takes 2 us for them.
 _MOST_WORK = 400_000
+# How many times as much as all others together a large one takes.
+_LARGER = 16
 # What reading an element counts as.
 _LOAD = 2
 # Points of a row that one invocation computes together, and what they share once.
 LANES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A kernel that may run in turn with others: its step, the operations that it takes, and what it reads and writes:
+    buffers of the program, each with the position.
+    """
+
+    kernel: Kernel
+    number: int
+    work: int
+    reads: tuple[tuple[int, Affine | None], ...]
+    writes: tuple[tuple[int, Affine | None], ...]
 
 
 def put_in_turn(
@@ -41,81 +56,91 @@ def put_in_turn(
         return steps, routines
     made: list[Step] = []
     routines = list(routines)
-    known = {r: i for i, r in enumerate(routines)}
-    run: list[int] = []
-    found: Several | None = None
+    run: list[_Part] = []
+    groups = 0
 
     def close() -> None:
         """Emit what runs in turn."""
-        nonlocal found
-        if found is None:
-            made.extend(steps[n] for n in run)
+        numbers = [part.number for part in run]
+        if len(run) < 2:
+            made.extend(steps[n] for n in numbers)
         else:
-            place = known.setdefault(found, len(routines))
-            if place == len(routines):
-                routines.append(found)
-            *_, dispatch = in_common(run, steps, routines)
-            made.append(replace(dispatch, routine=place))
+            parts, buffers, args, dispatch = in_common(numbers, steps, routines)
+            name = f"{parts[-1].name}_after_{len(parts) - 1}"
+            several = Several(name, parts, buffers, args, groups)
+            if several not in routines:
+                routines.append(several)
+            made.append(replace(dispatch, routine=routines.index(several)))
         run.clear()
-        found = None
 
     for number, step in enumerate(steps):
-        reason = _unfit(step, routines)
-        both = None
-        if run and reason is None:
-            both = _in_turn([*run, number], steps, routines, limits)
-            if isinstance(both, str):
-                remarks.append(Remark(number, run[-1], "turns", both))
-        if isinstance(both, Several):
-            found = both
-            run.append(number)
-            continue
-        close()
-        run.append(number)
-        if reason is not None:
+        part = _part(number, step, routines)
+        if part is None:
             close()
+            made.append(step)
+            continue
+        if run:
+            found = _groups([*run, part], limits)
+            if isinstance(found, str):
+                remarks.append(Remark(number, run[-1].number, "turns", found))
+                close()
+            else:
+                groups = found
+        run.append(part)
     close()
-    if len(made) == len(steps):
-        return steps, routines
-    return without_unused(made, routines)
+    return (steps, routines) if len(made) == len(steps) else without_unused(made, routines)
 
 
-def _unfit(step: Step, routines: Sequence[Routine]) -> str | None:
-    """Return why a step runs by itself."""
-    routine = None if isinstance(step, Copy) else routines[step.routine]
-    if not isinstance(step, Dispatch) or not isinstance(routine, Kernel) or step.starts:
-        return "it is no kernel of loops"
-    if routine.is_large or any(s.combine != "set" for s in routine.stores):
-        return "it adds up at positions that data give"
-    return None if routine.outer_count * routine.inner_count else "it computes nothing"
+def _part(number: int, step: Step, routines: Sequence[Routine]) -> _Part | None:
+    """Return a step as one that may run in turn with others."""
+    kernel = None if isinstance(step, Copy) else routines[step.routine]
+    if not isinstance(step, Dispatch) or not isinstance(kernel, Kernel) or step.starts:
+        return None
+    sums = any(s.combine != "set" for s in kernel.stores)
+    if kernel.is_large or sums or not kernel.outer_count * kernel.inner_count:
+        return None
+    memo: Memo = {}
+    reads = {
+        (step.buffers[n.value], n.args[0])
+        for n in ex.walk(*kernel.expressions())
+        if n.op == "load"
+    }
+    writes = {(step.buffers[s.buffer], s.position) for s in kernel.stores}
+    return _Part(
+        kernel, number, _work(kernel),
+        tuple([(b, affine(position, memo)) for b, position in reads]),
+        tuple([(b, affine(position, memo)) for b, position in writes]),
+    )  # fmt: skip
 
 
-def _in_turn(
-    run: Sequence[int], steps: Sequence[Step], routines: Sequence[Routine], limits: Limits
-) -> Several | str:
-    """Return the routine of steps that run in turn, or why they do not."""
-    parts, buffers, args, _ = in_common(run, steps, routines)
-    if len(buffers) > limits.max_buffers_per_kernel:
-        return f"together they bind {len(buffers)} buffers, and a kernel has room for {limits.max_buffers_per_kernel}"
-    whole = 0
-    for part in parts:
-        whole = gcd(whole, part.outer_count)
-    shares = [g for g in range(1, whole + 1) if whole % g == 0]
-    few = [g for g in reversed(shares) if g <= _FEW_GROUPS]
-    # Of many, the fewest whose invocations have enough to do.
-    many = [g for g in shares if g >= _MANY_GROUPS]
-    work = max(_work(part) for part in parts)
-    groups = next((g for g in few if g == 1 or _are_apart(parts, g)), 1)
-    if work > groups * _MOST_WORK:
-        groups = next((g for g in many if work <= g * _MOST_WORK and _are_apart(parts, g)), groups)
-    work //= groups
-    if work > _MOST_WORK:
+def _groups(parts: Sequence[_Part], limits: Limits) -> int | str:
+    """Return in how many groups kernels run in turn, or why they do not."""
+    bound = {b for part in parts for b, _ in (*part.reads, *part.writes)}
+    if len(bound) > limits.max_buffers_per_kernel:
         return (
-            f"a workgroup that needs nothing of others does {work} operations of one of them: at most "
-            f"{_MOST_WORK} take less time than a dispatch costs"
+            f"together they bind {len(bound)} buffers, and a kernel has room for "
+            f"{limits.max_buffers_per_kernel} on this device"
         )
-    name = f"{parts[-1].name}_after_{len(parts) - 1}"
-    return Several(name, parts, buffers, args, groups)
+    whole = gcd(*[part.kernel.outer_count for part in parts])
+    work = max(part.work for part in parts)
+    few = next((g for g in _shares(whole, 1, _FEW_GROUPS)[::-1] if _are_apart(parts, g)), 1)
+    if work <= few * _MOST_WORK:
+        return few
+    # One that is large, and small ones that need what it computes, are many groups: as few as have enough to do.
+    rest = sum(part.work for part in parts) - work
+    if rest * _LARGER <= work and parts[0].work == work:
+        for g in _shares(whole, max(_MANY_GROUPS, work // _MOST_WORK), whole):
+            if _are_apart(parts, g):
+                return g
+    return (
+        f"a workgroup that needs nothing of others does {work // few} operations of one of them: at most "
+        f"{_MOST_WORK} take less time than a dispatch costs"
+    )
+
+
+def _shares(whole: int, least: int, most: int) -> list[int]:
+    """Return the divisors of a number within bounds."""
+    return [g for g in range(least, min(whole, most) + 1) if whole % g == 0]
 
 
 def _work(kernel: Kernel) -> int:
@@ -147,27 +172,25 @@ def _operations(roots: Sequence[ex.Expr], last: int) -> float:
 # ---- whether groups need nothing of each other
 
 
-def _are_apart(parts: Sequence[Kernel], groups: int) -> bool:
+def _are_apart(parts: Sequence[_Part], groups: int) -> bool:
     """Whether no group reads, or overwrites, in a later part what another one uses in an earlier one.
 
     Each element of such a buffer belongs to one group: those of group g are the positions from g * step on, less than
     `step` of them, by which all parts find it.
     """
-    written = {s.buffer for p in parts for s in p.stores}
-    memo: Memo = {}
+    if groups == 1:
+        return True
+    written = {b for part in parts for b, _ in part.writes}
     spans: dict[int, list[tuple[int, int, int]]] = {}
     users: dict[int, set[int]] = {}
-    for number, part in enumerate(parts):
-        digits = digits_of(part.outer, groups)
+    for part in parts:
+        digits = digits_of(part.kernel.outer, groups)
         if digits is None:
             return False
-        places = [(s.buffer, s.position) for s in part.stores]
-        places += [(n.value, n.args[0]) for n in ex.walk(*part.expressions()) if n.op == "load"]
-        for buffer, position in places:
-            if buffer not in written:
-                continue
-            users.setdefault(buffer, set()).add(number)
-            spans.setdefault(buffer, []).append(_span(part, affine(position, memo), digits))
+        for buffer, form in (*part.reads, *part.writes):
+            if buffer in written:
+                users.setdefault(buffer, set()).add(part.number)
+                spans.setdefault(buffer, []).append(_span(part.kernel, form, digits))
     for buffer, found in spans.items():
         if len(users[buffer]) < 2:
             continue
