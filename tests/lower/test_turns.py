@@ -17,6 +17,7 @@ from webtorch.ir.kernel import BufferSlot, Kernel, Several, Store
 from webtorch.ir.program import Dispatch, Program
 from webtorch.lower.turns import put_in_turn
 from webtorch.nn import functional as F
+from webtorch.quantization import quantize
 from webtorch.runtime.meta import COMMON_GPU
 from webtorch.tensors.device import resolve
 
@@ -127,3 +128,44 @@ def test_kernels_in_turn_give_what_they_give_apart(device: str, dtype: str) -> N
         runtime.programs.clear()
     for a, b in zip(*found, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-3 if dtype == "float16" else 1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["webgpu"], indirect=True)
+@pytest.mark.parametrize("form", ["Q4_K", "Q6_K"])
+def test_what_a_gate_lets_through_is_rounded_by_who_computed_it(
+    device: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run of 16 numbers is a group: many groups, where the products are large."""
+    runtime = resolve(device)
+    backend: Any = runtime.backend
+    monkeypatch.setattr("webtorch.functions.packed._LARGE", 0)
+    monkeypatch.setattr("webtorch.lower.turns._FEW_GROUPS", 1)
+    monkeypatch.setattr("webtorch.lower.turns._MANY_GROUPS", 64)
+    rng = np.random.default_rng(0)
+    gate, up, down = (
+        webtorch.from_numpy(rng.standard_normal(shape, dtype=np.float32) * 0.1)
+        for shape in ((1024, 512), (1024, 512), (48, 1024))
+    )
+    weights = [quantize(w, f).to(device) for w, f in ((gate, "Q4_K"), (up, "Q4_K"), (down, form))]
+    x = webtorch.from_numpy(rng.standard_normal((1, 512), dtype=np.float32)).to(device)
+    found = []
+    for on in (False, True):
+        limits = replace(backend.limits, is_gpu=True, has_dots=True, has_halves=True, has_turns=on)
+        monkeypatch.setattr(backend, "limits", limits)
+        runtime.programs.clear()
+        step = webtorch.compile(
+            lambda x: (F.silu(x @ weights[0].T) * (x @ weights[1].T)) @ weights[2].T
+        )
+        found.append(step(x).cpu().numpy())
+        several = [r for r in step.program().routines if isinstance(r, Several)]
+        assert (64 in [r.groups for r in several]) == on
+    runtime.programs.clear()
+    exact = (
+        weights[0].cpu().dequantize(),
+        weights[1].cpu().dequantize(),
+        weights[2].cpu().dequantize(),
+    )
+    y = x.cpu()
+    wanted = (F.silu(y @ exact[0].T) * (y @ exact[1].T)) @ exact[2].T
+    for result in found:
+        np.testing.assert_allclose(result, wanted.numpy(), rtol=1e-4, atol=1e-4)

@@ -101,9 +101,7 @@ def _part(number: int, step: Step, routines: Sequence[Routine]) -> _Part | None:
         return None
     memo: Memo = {}
     reads = {
-        (step.buffers[n.value], n.args[0])
-        for n in ex.walk(*kernel.expressions())
-        if n.op == "load"
+        (step.buffers[n.value], n.args[0]) for n in ex.walk(*kernel.expressions()) if n.op == "load"
     }
     writes = {(step.buffers[s.buffer], s.position) for s in kernel.stores}
     return _Part(
@@ -126,10 +124,10 @@ def _groups(parts: Sequence[_Part], limits: Limits) -> int | str:
     few = next((g for g in _shares(whole, 1, _FEW_GROUPS)[::-1] if _are_apart(parts, g)), 1)
     if work <= few * _MOST_WORK:
         return few
-    # One that is large, and small ones that need what it computes, are many groups: as few as have enough to do.
+    # A large one, and small ones that need what it computes: so many groups keep a card at work, as it does by itself.
     rest = sum(part.work for part in parts) - work
     if rest * _LARGER <= work and parts[0].work == work:
-        for g in _shares(whole, max(_MANY_GROUPS, work // _MOST_WORK), whole):
+        for g in _shares(whole, _MANY_GROUPS, whole):
             if _are_apart(parts, g):
                 return g
     return (
