@@ -1,4 +1,4 @@
-"""What the host pays for PyTorch on "webgpu": `python -m benchmarks.pytorch [operations] [steps] [calls]`.
+"""What the host pays for PyTorch on "webgpu": `python -m benchmarks.pytorch [operations] [optimizers] [steps] [calls]`.
 
 Processor time of the thread, in microseconds, on tensors of 4x4, beside the same on PyTorch's CPU, kernels included:
 what is recorded here is computed outside the measured part. Each figure is the least of many short turns, and the turns
@@ -15,6 +15,8 @@ Aimed at: 60 for a call. `WEBTORCH_PYTORCH_ENGINE=cpu` needs no adapter.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,13 +26,14 @@ import torch
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.nn import functional as F
+from torch.optim import swa_utils
 
 import webtorch.pytorch  # noqa: F401  (where PyTorch's autoloading is off)
 from benchmarks.models import gpt
 from webtorch.pytorch import programs
 from webtorch.runtime.realize import Runtime
 
-_CALLS, _LONG, _SHORT = 50, 220, 20
+_CALLS, _LONG, _SHORT, _PARAMETERS = 50, 220, 20, 50
 # Figures are measured so many seconds, in so many rows of turns at least.
 _SECONDS, _ROWS, _ROW = 10.0, 5, 4
 Op = Callable[[torch.Tensor], object]
@@ -217,32 +220,77 @@ def operations(where: str) -> Iterator[tuple[str, Turn]]:
         yield f"{_NODE} of {name}", nodes_of(op, leaf, x)
 
 
-OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
-    "AdamW": (torch.optim.AdamW, {}),
-    "AdamW, fused": (torch.optim.AdamW, {"fused": True}),
-    "AdamW, one by one": (torch.optim.AdamW, {"foreach": False}),
-    "Adam": (torch.optim.Adam, {}),
-    "SGD": (torch.optim.SGD, {"lr": 1e-3}),
-    "SGD with momentum": (torch.optim.SGD, {"lr": 1e-3, "momentum": 0.9}),
-    "RMSprop": (torch.optim.RMSprop, {}),
-    "Adagrad": (torch.optim.Adagrad, {}),
-    "NAdam": (torch.optim.NAdam, {}),
-}
+def optimizers() -> Iterator[tuple[str, type[torch.optim.Optimizer], dict[str, Any]]]:
+    """Yield every optimizer of PyTorch as its users make it: plain, and with each of its options."""
+    for title, kind in sorted(vars(torch.optim).items()):
+        # One wants sparse gradients; the other calls the model, and reads numbers.
+        if not isinstance(kind, type) or title in ("Optimizer", "SparseAdam", "LBFGS"):
+            continue
+        yield title, kind, {}
+        for name, option in inspect.signature(kind).parameters.items():
+            default, value = option.default, None
+            if name in ("foreach", "fused"):
+                value = name == "fused"
+            elif default is False and name != "differentiable":
+                value = True
+            elif default == 0 and default is not False:
+                value = 0.1
+            if value is not None:
+                options: dict[str, Any] = {name: value}
+                if name in ("nesterov", "dampening"):
+                    options["momentum"] = 0.1
+                yield f"{title}, {name}={value}", kind, options
+
+
+def steps_of(step: Callable[[], object], count: int) -> Turn:
+    """Return what measures an optimizer's step, over its parameters, once it has been learned."""
+    for _ in range(3):
+        step()
+    torch.webgpu.synchronize()
+    return split(step, count)
+
+
+def parameters(where: str, count: int = _PARAMETERS) -> list[torch.Tensor]:
+    """Return small parameters with their gradients."""
+    found = [torch.ones(4, 4, device=where, requires_grad=True) for _ in range(count)]
+    for p in found:
+        p.grad = torch.ones(4, 4, device=where)
+    return found
+
+
+def stepping(where: str) -> Iterator[tuple[str, Turn]]:
+    """Yield what measures steps of optimizers, and what goes with them, over the parameters."""
+    for name, kind, options in optimizers():
+        if where == "cpu":
+            # Nothing captures steps there.
+            options.pop("capturable", None)
+        yield name, steps_of(kind(parameters(where), **options).step, _PARAMETERS)
+    params = parameters(where)
+    utils = nn.utils
+    yield "clip_grad_norm_", steps_of(lambda: utils.clip_grad_norm_(params, 1.0), _PARAMETERS)
+    yield "clip_grad_value_", steps_of(lambda: utils.clip_grad_value_(params, 1.0), _PARAMETERS)
+    optimizer = torch.optim.SGD(params)
+    zero = functools.partial(optimizer.zero_grad, set_to_none=False)
+    yield "zero_grad(set_to_none=False)", steps_of(zero, _PARAMETERS)
+    scaler = torch.amp.GradScaler(where)
+    scaler.scale(torch.ones((), device=where))
+
+    def scaled() -> None:
+        """Unscale, step and update."""
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+    yield "GradScaler with SGD", steps_of(scaled, _PARAMETERS)
+    model = nn.ParameterList(params)
+    for name, average in (("", None), (", EMA", swa_utils.get_ema_multi_avg_fn(0.9))):
+        averaged = swa_utils.AveragedModel(model, multi_avg_fn=average)
+        update = functools.partial(averaged.update_parameters, model)
+        yield f"AveragedModel{name}", steps_of(update, _PARAMETERS)
 
 
 def steps(where: str) -> Iterator[tuple[str, Turn]]:
-    """Yield what measures optimizers, over their parameters, a step of a GPT and a token."""
-    count = 50
-    for name, (kind, options) in OPTIMIZERS.items():
-        params = [torch.ones(4, 4, device=where, requires_grad=True) for _ in range(count)]
-        for p in params:
-            p.grad = torch.ones(4, 4, device=where)
-        optimizer = kind(params, **options)
-        for _ in range(3):
-            optimizer.step()
-        yield name, split(optimizer.step, count)
-    clip = nn.utils.clip_grad_norm_
-    yield "clip_grad_norm_", split(lambda: clip(params, 1.0), count)
+    """Yield what measures a step of a GPT and a token."""
     model = gpt(torch, 2, 32, 4, 16, 32).to(where)
     optimizer = torch.optim.AdamW(model.parameters())
     x, y = (torch.zeros(2, 16, dtype=torch.int64, device=where) for _ in range(2))
@@ -251,7 +299,7 @@ def steps(where: str) -> Iterator[tuple[str, Turn]]:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y.flatten())
         loss.backward()
-        clip(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
     def token() -> None:
@@ -277,10 +325,12 @@ def show(part: Callable[[str], Iterator[tuple[str, Turn]]]) -> None:
 
 def main() -> None:
     """Print the tables."""
-    asked = sys.argv[1:] or ["operations", "steps", "calls"]
+    asked = sys.argv[1:] or ["operations", "optimizers", "steps", "calls"]
     sys.stdout.write(f"{'':<48}{'webgpu':>10}{'computing':>10}{'CPU':>10}\n")
     if "operations" in asked:
         show(operations)
+    if "optimizers" in asked:
+        show(stepping)
     if "steps" in asked:
         show(steps)
     if "calls" in asked:

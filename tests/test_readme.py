@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+
+import webtorch
+from webtorch import cli
+from webtorch.cli.demo import gpt
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -97,3 +102,29 @@ def test_its_figures_stand_where_they_were_measured() -> None:
     conformance = (ROOT / "docs" / "conformance-torch.md").read_text(encoding="utf-8")
     shares = [float(p) for p in re.findall(r" ([\d.]+) % \|$", conformance, re.M)]
     assert shares and min(shares) > 99 and "more than\n99 % pass" in README
+
+
+def test_its_tables_are_those_of_the_command_and_the_package() -> None:
+    """Every command and option of the command line stands in the parser, every extra in pyproject.toml."""
+    parser = cli._parser()
+    (commands,) = [a.choices for a in parser._actions if isinstance(a.choices, dict)]
+    table = README.split("## The command line")[1].split("\n## ")[0]
+    named = set(re.findall(r"`(?:webtorch )?([a-z][a-z-]+)[` ]", table.split("| option |")[0]))
+    assert len(named & commands.keys()) > 15, named
+    for option, where in re.findall(r"^\| `(--\w+)[^|]*\| ([^|]*) \|", table, re.M):
+        for name in where.replace("demo gpt", "demo").split(", "):
+            assert option in commands[name]._option_string_actions, (option, name)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    rows = README.split("| extra |")[1].split("\n\n")[0]
+    extras = re.findall(r"`(\w+)`(?=[^|]*\|[^|]*\|$)", rows, re.M)
+    assert len(extras) > 8 and set(extras) <= project["optional-dependencies"].keys()
+
+
+def test_the_demo_has_as_many_parameters_as_it_says() -> None:
+    said = re.search(r"`--preset ([a-z\\|]+)` \|[^|]*\| ([\d., or]+) million", README)
+    assert said
+    counts = re.findall(r"[\d.]+", said[2])
+    for name, count in zip(said[1].replace("\\", "").split("|"), counts, strict=True):
+        with webtorch.device("meta"):
+            model = gpt.GPT(gpt.PRESETS[name], 96)
+        assert f"{sum(p.numel() for p in model.parameters()) / 1e6:.1f}" == count

@@ -15,6 +15,10 @@ from webtorch.as_torch.names import flex_attention as ours
 from webtorch.as_torch.names.foreach import NAMES, foreach
 
 
+def torch_grad(y: Any, x: Any) -> list[float]:
+    return webtorch.autograd.grad(y, x)[0].tolist()  # type: ignore[no-any-return]
+
+
 def test_a_custom_operator_is_called_by_name_with_its_gradient() -> None:
     @library.custom_op("mine::double", mutates_args=())
     def double(x: Any, by: float = 2.0) -> Any:
@@ -30,6 +34,8 @@ def test_a_custom_operator_is_called_by_name_with_its_gradient() -> None:
     y.sum().backward()
     assert y.tolist() == [4.0, 12.0]
     assert x.grad is not None and x.grad.tolist() == [40.0, 40.0]
+    # What is left to its default is among the inputs, too.
+    assert torch_grad(operators.mine.double(x).sum(), x) == [20.0, 20.0]
     with pytest.raises(AttributeError, match="_OpNamespace"):
         _ = operators.mine.treble
 

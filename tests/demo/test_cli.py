@@ -155,8 +155,10 @@ def test_a_file_that_is_missing_is_told_in_a_sentence(
     source = str(tmp_path / "a.pt")
     assert cli.main(["convert", source, target, "--keep", "["]) == 2
     assert "'[' is no regular expression" in capsys.readouterr().err
-    assert cli.main(["convert", source, str(tmp_path / "none" / "a.safetensors")]) == 1
-    assert "Parent directory" in capsys.readouterr().err
+    assert cli.main(["convert", source, str(tmp_path / "none" / "a.safetensors")]) == 0
+    for command in (["convert", source], ["quantize", source], ["merge", source, source]):
+        assert cli.main([*command, str(tmp_path / "a.pt" / "a.gguf")]) == 1
+        assert "a.pt': " in capsys.readouterr().err
     (tmp_path / "no.pt").mkdir()
     assert cli.main(["convert", missing, target]) == 1
     assert "Errno" not in capsys.readouterr().err

@@ -39,3 +39,8 @@ def test_pictures_are_shown_as_such_and_other_tensors_as_text() -> None:
     assert as_html(torch.zeros(3, 8, 8, device="meta")) is None
     show.unload_ipython_extension(shell)
     assert not formatter
+
+
+def test_the_names_of_curves_have_their_colours_in_a_notebook() -> None:
+    shown = show.plot({"train": [1.0, 0.5], "test": [1.0, 0.7]})._repr_html_()
+    assert shown is not None and 'class="swatch s1"></i>test' in shown and ".swatch.s1{" in shown

@@ -121,3 +121,9 @@ def test_weights_that_were_written_are_checked_at_the_call() -> None:
     weights[1] = -1.0
     with pytest.raises(RuntimeError, match="element < 0"):
         webtorch.multinomial(weights, 1)
+
+
+def test_what_is_computed_of_bfloat16_is_a_probability() -> None:
+    x = webtorch.tensor([0.25, 0.5], dtype=webtorch.bfloat16)
+    assert x.float().tolist() == [0.25, 0.5]
+    assert abs(webtorch.nn.functional.binary_cross_entropy(x, x).item() - 0.6278) < 4e-3

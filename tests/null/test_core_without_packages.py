@@ -47,6 +47,7 @@ class Buffer:
 
 class Executable:
     reuses = tells = False
+    prepare = None
 
     def __init__(self, program):
         self.program = program

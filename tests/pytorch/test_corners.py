@@ -513,6 +513,10 @@ def test_traces_are_compared_with_what_was_traced(webgpu: str) -> None:
     # PyTorch hands the copy of a traced number over as Python's.
     halved = torch.jit.trace(lambda x: x * torch.tensor(0.5, device=webgpu), x)
     torch.testing.assert_close(halved(x), x / 2)
+    copied = torch.jit.trace(
+        lambda x: torch.empty_like(x).copy_(x[0]) + torch.ones(x.shape[1:], device=webgpu), x
+    )
+    torch.testing.assert_close(copied(x), x[:1].expand(2, 4) + 1)
 
 
 @pytest.mark.one_in(3)
@@ -778,3 +782,11 @@ def test_attention_whose_result_has_no_gradient(webgpu: str, again: bool) -> Non
     out = _Stops.apply(F.scaled_dot_product_attention(q, q, q))
     grads = torch.autograd.grad(out.sum(), q, create_graph=again, allow_unused=True)
     assert grads == (None,)
+
+
+@pytest.mark.parametrize("value", [1.0, torch.ones(1)])
+def test_a_mask_of_another_size_is_refused_as_an_index(webgpu: str, value: Any) -> None:
+    x = torch.zeros(2, 3, device=webgpu)
+    mask = torch.ones(3, dtype=torch.bool, device=webgpu)
+    with pytest.raises(IndexError, match=r"The shape of the mask \[3\] at index 0 does not match"):
+        setitem(x, mask, value if isinstance(value, float) else value.to(webgpu))

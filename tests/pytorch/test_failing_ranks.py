@@ -19,7 +19,7 @@ def _run(folder: Path, what: str, *launcher: str) -> str:
     command = [sys.executable, *launcher, "-m", "tests.pytorch.failing", what, str(folder)]
     environment = {**os.environ, "WEBTORCH_PYTORCH_ENGINE": "cpu"}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stderr

@@ -159,6 +159,20 @@ def test_memory_is_filled_where_runs_must_repeat(webgpu: str) -> None:
         torch.use_deterministic_algorithms(False)
 
 
+def test_what_has_no_deterministic_algorithm_says_so(webgpu: str) -> None:
+    x = torch.rand(1, 1, 4, 4, device=webgpu)
+    unpool, places = torch.nn.MaxUnpool2d(3, 1), torch.zeros_like(x, dtype=torch.int64)
+    unpool(x, places)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(
+            RuntimeError, match="max_unpooling2d_forward_out does not have a determ"
+        ):
+            unpool(x, places)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 FILLS: list[Callable[[str], torch.Tensor]] = [
     lambda d: torch.full((2,), 1 + 2j, device=d),
     lambda d: torch.zeros(2, dtype=torch.complex64, device=d).fill_(3 - 1j),

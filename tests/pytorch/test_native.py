@@ -230,7 +230,7 @@ def test_a_full_graph_is_computed_by_the_usual_way(monkeypatch: pytest.MonkeyPat
 def _state() -> list[list[torch.Tensor]]:
     """Return averages of a gradient and of its square, no largest one, and the count of steps."""
     averages = [[torch.ones(4, 4).to("webgpu")] for _ in range(2)]
-    return [*averages, [], [torch.tensor(1.0)]]
+    return [*averages, [], [torch.tensor(1.0).to("webgpu")]]
 
 
 Write = Callable[[torch.Tensor, torch.Tensor], object]

@@ -672,8 +672,12 @@ class _Running:
             if not self.loop.scaled:
                 self.optimizer.step()
             elif self.unscaled or any(p.grad is not None for p in self.parameters):
-                self.scaler.step(self.optimizer)
-                self.scaler.update()
+                try:
+                    self.scaler.step(self.optimizer)
+                    self.scaler.update()
+                except AssertionError:
+                    # No loss has been scaled.
+                    self.seen.append("unscaled")
             if self.schedule is not None:
                 self.schedule.step()
         if self.loop.zero == "after":

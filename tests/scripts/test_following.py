@@ -1441,6 +1441,21 @@ def test_a_hook_that_fails_leaves_what_was_there(follower: Any) -> None:
     assert all(p.grad is not None for p in training.model.parameters())
 
 
+def test_a_second_pass_through_a_freed_graph_calls_the_hooks_before_it(follower: Any) -> None:
+    training, seen = Training(), []
+    for _ in range(8):
+        training.optimizer.zero_grad()
+        out = training.forward().tanh()
+        out.register_hook(lambda g: seen.append(len(g)))
+        out.square().mean().backward()
+        training.optimizer.step()
+    assert follower().counts["followed"] >= 3
+    seen.clear()
+    with pytest.raises(RuntimeError, match="second time"):
+        (out * 3).sum().backward()
+    assert seen == [len(out)]
+
+
 def test_hooks_keep_no_memory(follower: Any) -> None:
     training, seen = Training(), []
     _with_hooks(training, seen)

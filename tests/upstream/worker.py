@@ -81,10 +81,14 @@ def _on_the_device() -> None:
 
 
 def _by_default_on_the_device() -> None:
-    """Let tests that name no device make their tensors on "webgpu"; NumPy takes those by way of the CPU."""
+    """Let tests that name no device make their tensors on "webgpu"; NumPy takes those by way of the CPU, and the state
+    of random numbers is that of the device that draws them.
+    """
     import torch
 
     torch.set_default_device("webgpu")
+    there = torch.webgpu  # type: ignore[attr-defined]
+    torch.get_rng_state, torch.set_rng_state = there.get_rng_state, there.set_rng_state
     for name in ("numpy", "__array__"):
         there = getattr(torch.Tensor, name)
         setattr(

@@ -9,6 +9,7 @@ import pytest
 
 import webtorch
 from webtorch.profiler import roofline
+from webtorch.runtime.backends import get_backend
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +19,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(roofline, "_PROCESSOR", (4096, 64))
         patch.setattr(roofline, "_MEASURED", {})
         a = webtorch.ones(40, 30, device="cpu")
+        patch.setattr(type(get_backend("cpu")), "description", lambda _: "A processor; `do this`")
         with webtorch.profile() as prof, webtorch.profiler.record_function("a <b>range</b>"):
             (a @ a.t()).softmax(-1).sum().item()
         return prof.save(tmp_path_factory.mktemp("profile") / "profile.html")
@@ -33,6 +35,11 @@ def test_the_page_works(chromium: Any, page_file: Path, scheme: str) -> None:
     page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
     page.on("request", lambda r: problems.append(r.url) if "://" in r.url[5:] else None)
     page.goto(page_file.as_uri())
+    # The heading is the device alone, without advice.
+    assert [page.inner_text(f"#{p}") for p in ("title", "subtitle")] == [
+        "A processor",
+        "cpu; `do this`",
+    ]
     rows = page.locator("tr.kernel")
     count = rows.count()
     assert count >= 2

@@ -200,6 +200,28 @@ def test_a_grid_beyond_the_limit_is_refused_when_it_is_compiled(with_source):
         device.compile(program)
 
 
+def test_a_run_takes_what_was_prepared_for_its_inputs(device):
+    executable = device.compile(scale_program(4))
+    x, y = (device.upload(np.full(4, v, "f4").tobytes(), float32, 4) for v in (1.0, 2.0))
+
+    def run(given):
+        return _values(device, executable.run([given], [2.0, 1.0])[0]).tolist()
+
+    expected = run(x), run(y)
+    assert expected[0] != expected[1]
+    drop = executable.prepare([x], [3.0, 1.0])
+    made = executable.plan_count
+    assert run(x) == expected[0]
+    assert executable.plan_count == made
+    drop()
+    before = device.memory_allocated()
+    executable.prepare([x], [3.0, 1.0])
+    # Another run has memory of its own, and gives back what was prepared.
+    assert run(y) == expected[1]
+    executable.prepare([x], [3.0, 1.0])()
+    assert device.memory_allocated() == before
+
+
 def test_of_kernels_that_are_compiled_at_once_the_refused_one_is_named(with_source):
     bind = "@group(0) @binding(0) var<storage, read_write> o: array<u32>;\n"
     body = "@compute @workgroup_size(1) fn main() {{ o[0] = {}; }}"

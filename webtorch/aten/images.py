@@ -10,6 +10,7 @@ from webtorch.functions.resize import resized
 from webtorch.ir.view import numel
 from webtorch.ops.layout import ChannelsLastAs
 from webtorch.ops.primitive import fill
+from webtorch.tensors.switches import alert
 from webtorch.tensors.tensor import Tensor
 
 
@@ -154,6 +155,7 @@ def _max_unpool3d(
 
 def _unpool(x: Tensor, indices: Tensor, output_size: Sequence[int], rank: int) -> Tensor:
     """Return zeros with each value at its position in the last `rank` dims."""
+    alert(f"max_unpooling{rank}d_forward_out")
     lead, sizes = x._shape[: x.ndim - rank], tuple(output_size)
     zeros = fill((*lead, numel(sizes)), 0, x.dtype, x.device)
     window = (*lead, numel(x._shape[x.ndim - rank :]))

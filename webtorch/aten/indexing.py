@@ -49,6 +49,7 @@ def _index_put(
         and not accumulate
     ):
         # No positions are needed, so nothing is read from the device.
+        indexing.check_mask(masks[0], x._shape, 0)
         mask = masks[0].reshape(masks[0]._shape + (1,) * (x.ndim - masks[0].ndim))
         value = values if is_number else values.reshape(())
         return op.where(mask, filled_as(x.new_empty(()), value), x)

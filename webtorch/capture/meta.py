@@ -22,6 +22,7 @@ class MetaExecutable:
 
     scratch_bytes = 0
     reuses = tells = False
+    prepare = None
 
     def __init__(self, program: Program) -> None:
         self.program = program

@@ -103,7 +103,7 @@ def _demo(commands: _Commands) -> None:
     )
     command.add_argument(
         "--preset", choices=("tiny", "small", "base"),
-        help="gpt: size of the model (default tiny; base has 10.7 million parameters)",
+        help="gpt: size of the model (default tiny; base has 10.8 million parameters)",
     )  # fmt: skip
     command.add_argument(
         "--epochs", type=_positive, metavar="N",

@@ -7,12 +7,13 @@ import re
 
 from rich.console import Console
 
-from webtorch.cli.messages import complain
+from webtorch.cli.messages import complain, expect_file
 from webtorch.io.conversion import ConvertError, convert, dtype_named
 
 
 def main(options: argparse.Namespace, console: Console) -> int:
     """Write a checkpoint in another format."""
+    expect_file(options.target)
     try:
         found = convert(
             options.source, options.target, rename=[tuple(r) for r in options.rename], keep=options.keep,

@@ -532,8 +532,8 @@ def _creation_checks() -> Iterator[Check]:
 
 def _versions() -> Table:
     table = Table(title="Installation", title_justify="left", show_header=False, box=None)
-    table.add_column(style="bold")
-    table.add_column()
+    table.add_column(style="bold", overflow="fold")
+    table.add_column(overflow="fold")
     for name, version in versions():
         table.add_row(name, version or Text("not installed", style="dim"))
     table.add_row("Python's program", sys.executable)
@@ -582,8 +582,8 @@ def _adapter_table(adapter: AdapterInfo) -> Table:
         title=f"Adapter webgpu:{adapter.index}  {adapter} ({kind})", title_justify="left",
         show_header=False, box=None,
     )  # fmt: skip
-    table.add_column(style="bold")
-    table.add_column()
+    table.add_column(style="bold", overflow="fold")
+    table.add_column(overflow="fold")
     table.add_row("type", adapter.adapter_type)
     table.add_row("driver", adapter.driver or "not said")
     table.add_row("features", ", ".join(adapter.features) or "none")
@@ -601,11 +601,11 @@ def _limit(adapter: AdapterInfo, name: str) -> int | None:
 
 def _test_table(device: str, outcomes: Sequence[Outcome]) -> Table:
     table = Table(title=f"Self-test of {device}", title_justify="left", box=None)
-    table.add_column("kernel family", style="bold")
-    table.add_column("checks", justify="right")
-    table.add_column("largest error", justify="right")
-    table.add_column("in")
-    table.add_column("result")
+    table.add_column("kernel family", style="bold", overflow="fold")
+    table.add_column("checks", justify="right", overflow="fold")
+    table.add_column("largest error", justify="right", overflow="fold")
+    table.add_column("in", overflow="fold")
+    table.add_column("result", overflow="fold")
     for outcome in outcomes:
         table.add_row(
             outcome.family,

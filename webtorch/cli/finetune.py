@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from webtorch.cli.chat import in_words
 from webtorch.cli.doctor import choose_device
@@ -50,11 +50,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
         )
         model = load(options.model, choice.device, dtype=dtype, context=min(how.length, 512))
         output = options.output or Path(f"{options.model.stem}-lora")
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}"),
-        )
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
         tried: list[str] = []
         with Progress(*columns, console=console) as bar:
             task = bar.add_task("compiling", total=None)

@@ -7,11 +7,13 @@ import argparse
 from rich.console import Console
 
 from webtorch.cli.chat import in_words
+from webtorch.cli.messages import expect_file
 from webtorch.llm import load, lora, quantize_
 
 
 def main(options: argparse.Namespace, console: Console) -> int:
     """Write the file, and say how large it is."""
+    expect_file(options.target)
     with in_words():
         model = load(options.model, "cpu", packed=options.format is None)
         lora.merge(lora.load(model.model, options.adapter))

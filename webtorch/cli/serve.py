@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import webbrowser
 
 from rich.console import Console
@@ -31,6 +32,6 @@ def main(options: argparse.Namespace, console: Console) -> int:
     console.print(said, highlight=False, soft_wrap=True)
     if not options.no_browser:
         webbrowser.open(address)
-    with running:
+    with running, contextlib.suppress(KeyboardInterrupt):
         running.serve_forever()
     return 0

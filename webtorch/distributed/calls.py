@@ -192,6 +192,8 @@ class Call:
         self._given: Buffer | None = None
         self._put: Put | None = None
         self._turn: Turn | None = None
+        # The memory in which the result is expected.
+        self._place: Buffer | None = None
         # Where the hosts add up: done when this process has added up its part.
         self._added: Pending[None] | None = None
 
@@ -219,6 +221,13 @@ class Call:
     def is_shared(self) -> bool:
         """Whether it goes through shared memory, as far as is known."""
         return self._recipe is not None and self.lane.may_share
+
+    def arrival(self, like: Like) -> Arrival:
+        """Return what a value comes as, with the memory in which it is expected, where that is known."""
+        shared = self.lane.shared
+        if self.is_shared and shared is not None and shared.backend is like.runtime.backend:
+            self._place = shared.memory(like.dtype, numel(like.shape))
+        return Arrival(self._place)
 
     def read(self, key: int, values: Tensor) -> None:
         """Submit what a tensor waits for, and begin to read it, unless it may not be read here."""
@@ -338,7 +347,7 @@ class Call:
                 work.wait()
             if self._added is not None:
                 self._added.result()
-            return None if turn is None or shared is None else shared.take(turn)
+            return None if turn is None or shared is None else shared.take(turn, self._place)
         finally:
             if turn is not None:
                 turn.is_over.set()
@@ -402,7 +411,7 @@ class Call:
 
     def _let_go(self) -> None:
         """Let what was read go at once, not when its cycle is found: a loop then meets the same memory again."""
-        self._given = self._put = self._turn = self._added = None
+        self._given = self._put = self._turn = self._added = self._place = None
         self.reading.clear()
         self._host.clear()
 

@@ -326,6 +326,13 @@ class Exchange:
         self._program(None, dtype, elements).run((given, own))
         return Put(place, self.backend.fence())
 
+    def memory(self, dtype: DType, elements: int) -> Buffer | None:
+        """Return memory for the result of a sum, where programs write into what they are given."""
+        copies = self._programs.get((None, dtype, elements, False))
+        if copies is None or not copies.executable.reuses:
+            return None
+        return self.backend.allocate(dtype, elements)
+
     def _free(self, size: int, ahead: bool) -> _Place | None:
         """Return a place of this size at least that all have read."""
         free = sorted([p for p in self._places if p.call < self._read_by_all], key=_size_of)
@@ -432,8 +439,10 @@ class Exchange:
             self._program(adding.add, dtype, b - a, adds=True).run(parts)
         words.say_added(turn.number)
 
-    def take(self, turn: Turn) -> Buffer | None:
-        """Return the result of a turn. Raises RuntimeError where ranks differ in size or type; MissingError."""
+    def take(self, turn: Turn, into: Buffer | None = None) -> Buffer | None:
+        """Return the result of a turn, in this memory if it can be. Raises RuntimeError where ranks differ in size or
+        type; MissingError.
+        """
         recipe, dtype, elements, words = turn.recipe, turn.dtype, turn.elements, self._words
         found = self._find(turn) if turn.found is None else turn.found
         if turn.adding is not None and words is not None:
@@ -448,7 +457,7 @@ class Exchange:
             for f in found
         ]
         buffers[self._rank] = buffers[self._rank] or given
-        result = self._program(recipe, dtype, elements).run(buffers)
+        result = self._program(recipe, dtype, elements).run(buffers, into)
         turn.fence = self.backend.fence()
         return result
 
@@ -505,11 +514,11 @@ class _Program(NamedTuple):
     # Held while it is enqueued: several threads do.
     lock: threading.Lock
 
-    def run(self, buffers: Sequence[Buffer | None]) -> Buffer:
+    def run(self, buffers: Sequence[Buffer | None], into: Buffer | None = None) -> Buffer:
         """Enqueue it with what there is, by rank, and return its result."""
         given = [b for n in self.order if (b := buffers[n]) is not None]
         with self.lock:
-            return self.executable.run(given, self.args)[0]
+            return self.executable.run(given, self.args, None if into is None else {0: into})[0]
 
 
 def _adder() -> Backend:

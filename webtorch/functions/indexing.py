@@ -129,6 +129,16 @@ def unravel(positions: Tensor, shape: Shape) -> list[Tensor]:
     return out
 
 
+def check_mask(mask: Tensor, shape: Shape, dim: int) -> None:
+    """Raise IndexError unless a mask is as large as the dims of a shape from `dim` on."""
+    for d, size in enumerate(mask._shape):
+        if size != shape[dim + d]:
+            raise IndexError(
+                f"The shape of the mask {list(mask._shape)} at index {d} does not match the shape of the "
+                f"indexed tensor {list(shape)} at index {dim + d}"
+            )
+
+
 def expand_masks(shape: Shape, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
     """Return index tensors with each bool mask replaced by the positions of its true elements (read on the host).
 
@@ -144,12 +154,7 @@ def expand_masks(shape: Shape, indices: Sequence[Tensor | None]) -> list[Tensor 
         dim = len(out)
         if dim + len(index._shape) > len(shape):
             raise IndexError(f"too many indices for tensor of dimension {len(shape)}")
-        for d, size in enumerate(index._shape):
-            if size != shape[dim + d]:
-                raise IndexError(
-                    f"The shape of the mask {list(index._shape)} at index {d} does not match the shape of the "
-                    f"indexed tensor {list(shape)} at index {dim + d}"
-                )
+        check_mask(index, shape, dim)
         flags = index if index.dtype is bool_ else comparison.ne(index, 0)
         out.extend(unravel(true_positions(flattened(flags)), index._shape))
     if len(out) > len(shape):

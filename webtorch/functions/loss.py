@@ -240,7 +240,9 @@ _NO_PROBABILITY = "all elements of {} should be between 0 and 1"
 
 
 def _probabilities(input: Tensor, target: Tensor, *_: object, **__: object) -> None:
-    """Raise for what is no probability."""
+    """Raise for what is no probability, of operands that lie alike."""
+    if input._shape != target._shape:
+        return
     for x, name in ((input, "input"), (target, "target")):
         check_range(x, 0, 1, _NO_PROBABILITY.format(name))
 

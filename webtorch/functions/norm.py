@@ -183,7 +183,7 @@ def _check_channels(name: str, channels: int, **vectors: Any) -> None:
     for title, x in vectors.items():
         if x is not None and x.numel() != channels:
             raise ShapeError(
-                f"{name}: {title} should contain {channels} elements not {x.numel()}: one for each channel."
+                f"{title} should contain {channels} elements not {x.numel()} ({name}: one for each channel)"
             )
 
 

@@ -269,12 +269,7 @@ def _mask(
         view = movement.unsqueeze(view, dim)
         tensors[dim] = indexing.true_positions(movement.reshape(flags, (1,)))
         return view, dim + 1
-    for d, size in enumerate(mask._shape):
-        if size != x._shape[at + d]:
-            raise IndexError(
-                f"The shape of the mask {list(mask._shape)} at index {d} does not match the shape of the "
-                f"indexed tensor {list(x._shape)} at index {at + d}"
-            )
+    indexing.check_mask(mask, x._shape, at)
     positions = indexing.true_positions(movement.reshape(flags, (numel(mask._shape),)))
     for d, column in enumerate(indexing.unravel(positions, mask._shape)):
         tensors[dim + d] = column

@@ -324,7 +324,6 @@ class GraphModule(Module):
         memo[id(self)] = new
         state = copy.deepcopy(self.__dict__, memo)
         GraphModule.__init__(new, _CodeOnlyModule(state), state["_graph"])
-        type(new).__name__ = type(self).__name__
         kept = ("_state_dict_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")
         for name in (*kept, *_HOOKS):
             if name in state:

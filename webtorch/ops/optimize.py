@@ -31,17 +31,6 @@ adam_step = elementwise(
     dtypes=FLOATS,
     doc="input + scale * average / (sqrt(square) + eps): Adam's step (Kingma and Ba, 2015).",
 )
-corrected_step = elementwise(
-    "_corrected_step",
-    lambda p, m, v, scale, root, eps: p + scale * m / (ex.sqrt(v) / root + eps),
-    tensors=("input", "average", "square"),
-    numbers=("scale", "root", "eps"),
-    torch="",
-    function_in=(),
-    inplace=False,
-    dtypes=FLOATS,
-    doc="input + scale * average / (sqrt(square) / root + eps): Adam's step, its corrections numbers.",
-)
 # Of 1 - beta ** step with all its digits, from the logarithms of the two betas.
 adam_scale = elementwise(
     "_adam_scale",

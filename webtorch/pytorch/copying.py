@@ -40,6 +40,7 @@ from webtorch.pytorch.device import (
     place_of,
     refuse_overlap,
     runtime,
+    shape_of,
     store,
     strides_in,
     webtorch_dtype,
@@ -89,7 +90,7 @@ def upload(x: torch.Tensor, dtype: DType) -> Tensor:
     if x.numel():
         host_address(x)
     x = x.detach().to(TO_TORCH[dtype]).contiguous().resolve_neg().resolve_conj()
-    return from_contents(host_bytes(x), tuple(x.shape), dtype, place_of(dtype))
+    return from_contents(host_bytes(x), shape_of(x), dtype, place_of(dtype))
 
 
 def download(x: torch.Tensor) -> torch.Tensor:
@@ -133,7 +134,7 @@ def overwritten(values: Any, options: object) -> Lain:
 
 def _copy_for(dst: torch.Tensor) -> Callable[[Any, object], Lain]:
     """Return what makes all of a memory of a part of another."""
-    kind, shape = TO_WEBTORCH[dst.dtype], tuple(dst.shape)
+    kind, shape = TO_WEBTORCH[dst.dtype], shape_of(dst)
 
     def call(values: Any, options: object) -> Lain:
         """Return the copy as it is to lie."""
@@ -274,7 +275,7 @@ def to_copy(
             return out
     check_layout(layout)
     dtype = dtype or x.dtype
-    shape = tuple(x.shape)
+    shape = shape_of(x)
     if memory_format in (None, torch.preserve_format):
         strides = of_first(((shape, x.stride()),), shape)
     else:

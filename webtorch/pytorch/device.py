@@ -48,6 +48,7 @@ from webtorch.tensors.creation import from_contents
 from webtorch.tensors.device import device as Device
 from webtorch.tensors.device import device_of, resolve
 from webtorch.tensors.storage import Storage
+from webtorch.tensors.switches import levels
 from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import hide
 from webtorch_autoload.device import module as device_module
@@ -634,13 +635,19 @@ def wrap(x: torch.Tensor) -> Tensor:
     return wrap_memory(x, memory_of(x))
 
 
+def shape_of(x: torch.Tensor) -> tuple[int, ...]:
+    """Return the sizes as numbers: while PyTorch traces they are tensors, of what it sees anyway."""
+    shape = tuple(x.shape)
+    return shape if not shape or type(shape[0]) is int else tuple(map(int, shape))
+
+
 def wrap_memory(x: torch.Tensor, memory: Memory) -> Tensor:
     """Return a tensor as a webtorch tensor on `memory`, which is its own."""
     if memory.is_cut:
         _check_reach(x, memory)
     # A view can be of a type that is not available.
     kind = TO_WEBTORCH.get(x.dtype) or webtorch_dtype(x.dtype)
-    shape, strides, offset = tuple(x.shape), x.stride(), offset_of(x)
+    shape, strides, offset = shape_of(x), x.stride(), offset_of(x)
     if kind.is_complex:
         storage = memory.typed(kind.to_real())
         out = Tensor._from_storage(storage, shape, strides, offset, False, kind)
@@ -776,7 +783,7 @@ def store(out: torch.Tensor, result: Tensor, fresh: bool) -> None:
         result, fresh = -result, True
     if result.dtype is not dtype:
         result, fresh = cast(result, dtype), True
-    shape = tuple(out.shape)
+    shape = shape_of(out)
     if result._shape != shape:
         result, fresh = result.expand(shape), False
     strides, offset = out.stride(), offset_of(out)
@@ -913,6 +920,7 @@ def check_layout(layout: torch.layout | None) -> None:
 
 
 _is_deterministic = torch._C._get_deterministic_algorithms
+levels.append(torch.get_deterministic_debug_mode)
 
 
 def fills_empty() -> bool:

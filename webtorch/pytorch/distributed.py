@@ -206,7 +206,7 @@ class _Call(Call):
                     return False
                 # Where it writes nothing, its error comes all the same.
                 self.end = Arrival()
-                self.arrivals = {key: Arrival() for key in self.written}
+                self.arrivals = {key: self.arrival(like) for key, like in self.written.items()}
                 # First of all, as another thread may compute what is pending at any time.
                 runtime().arriving += [*self.arrivals.values(), self.end]
                 for x in {id(x): x for x in self.outs}.values():

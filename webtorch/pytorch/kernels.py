@@ -35,6 +35,7 @@ from webtorch.pytorch.device import (
     lie,
     made_of,
     refuse_overlap,
+    shape_of,
     store,
     webtorch_dtype,
     wrap,
@@ -245,7 +246,7 @@ def _fitted(out: torch.Tensor, result: Tensor, fresh: bool) -> Lain | tuple[Tens
     if out.dtype.is_complex or not is_whole(out):
         looks()
         return result, fresh
-    shape = tuple(out.shape)
+    shape = shape_of(out)
     dtype = TO_WEBTORCH[out.dtype]
     if result.dtype is not dtype:
         result, fresh = cast(result, dtype), True

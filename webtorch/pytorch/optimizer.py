@@ -1,19 +1,20 @@
-"""Fused optimizers of PyTorch (`torch.optim.Adam(..., fused=True)`): one kernel call for all parameters. Floor 6.
+"""Optimizers of PyTorch: one call for each parameter. Floor 6.
 
-Each works through its tensor lists with the op table's formulas: what one parameter takes is recorded once, and known
-for all that are alike (`known`). 16-bit parameters are stepped in float32. Where a gradient scaler found an infinity,
-nothing changes. Adam as users write it, with neither `fused` nor `foreach`, is stepped here too: its counts of steps
-are on the CPU then, and the corrections are numbers, as PyTorch computes them.
+Fused ones (`torch.optim.Adam(..., fused=True)`) are kernels that work through their lists with the op table's formulas.
+All others do in PyTorch's own words (`stepping`) what it says of one parameter, where it would go through lists a dozen
+times, or make a dozen calls for each. What one parameter takes is recorded once, and known for all that are alike
+(`known`). Of a fused one 16-bit parameters are stepped in float32; where a gradient scaler found an infinity, nothing
+changes.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import groupby, repeat
-from operator import itemgetter
+from itertools import repeat
+from types import FunctionType
 from typing import Any, TypeAlias
 
 import torch
@@ -26,7 +27,6 @@ from webtorch.ops.optimize import (
     adam_eps,
     adam_scale,
     adam_step,
-    corrected_step,
     square_average,
 )
 from webtorch.ops.precision import to_type, widened
@@ -34,6 +34,7 @@ from webtorch.pytorch.device import Lain, is_whole, lie, on_device, store, wrap
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.kernels import is_plain
 from webtorch.pytorch.known import Key, Kinds, Plan
+from webtorch.pytorch.stepping import Count, Kind, Place, Refused, Run, Shapes, stepped, waiting
 from webtorch.pytorch.wide import placed
 from webtorch.tensors.tensor import Tensor
 
@@ -46,26 +47,29 @@ Flags = tuple[bool, ...]
 # What tensors become, by their places in the row. The gradient is given as the one to descend.
 Formula = Callable[[Tensor, Tensor, Values, Sequence[Number], Flags], dict[int, Tensor]]
 Rate: TypeAlias = Tensor | Number
+# The same of all tensors of a row, and of their numbers.
+Written = Callable[[Values, Sequence[Number]], dict[int, Tensor]]
 
 
-class _Update:
-    """How an optimizer steps one parameter."""
+class _Rows:
+    """What is recorded for the tensors of one parameter after another. `plain`: for no others than floats."""
 
-    def __init__(self, formula: Formula) -> None:
-        self.formula = formula
-        self.kinds = Kinds(free=True)
+    def __init__(self, plain: bool) -> None:
+        self.kinds, self.plain = Kinds(free=True), plain
 
-    def step(self, rows: Iterable[Row], numbers: Sequence[float], flags: Flags) -> None:
-        """Record the step of one parameter after another, with the same numbers.
-
-        Of the flags the first says to maximize, and the second that row[2] holds nothing yet.
+    def step(
+        self, rows: Iterable[Row], numbers: Sequence[float], flags: object, formula: Written
+    ) -> list[int]:
+        """Record the step of one parameter after another, with the same numbers: return the places of those that are
+        not the formula's.
         """
         if flag.pressed:
             check()
         kinds, line = self.kinds, user_line()
         are_free = kinds.free
         begun, free = kinds.begin((flags, *numbers))
-        for row in rows:
+        left = []
+        for number, row in enumerate(rows):
             if kinds.free is not are_free:
                 # They were found to be worked with.
                 are_free = kinds.free
@@ -75,36 +79,86 @@ class _Update:
             if type(plan) is Plan:
                 outs: Any = tuple([row[place] for place in plan.marks])
                 plan.write(outs, nodes, free, line)
-            else:
-                self._learn(plan, row, numbers, flags, nodes, free)
+            elif not self._learn(plan, row, numbers, nodes, free, formula):
+                left.append(number)
+        return left
 
     def _learn(
         self,
         plan: Plan | Key | None,
         row: Row,
         numbers: Sequence[float],
-        flags: Flags,
         nodes: list[Node],
         free: Sequence[float],
-    ) -> None:
-        """Record a step, and keep what there is to know of it if its kind was seen before."""
+        formula: Written,
+    ) -> bool:
+        """Record a step, and keep what there is to know of it if its kind was seen before. False where it is not the
+        formula's.
+        """
+        tensors = [x for x in row if x is not None]
+        if self.plain and not all(map(_is_plain, tensors)):
+            return False
         places: list[int] = []
 
         def call(values: Any, options: object) -> tuple[Lain, ...]:
             """Return what is written, as it is to lie."""
-            found = placed(self._stepped)(values[: len(row)], values[len(row) :], flags)
+            found = placed(formula)(values[: len(row)], values[len(row) :])
             places.extend(found)
-            return tuple([lie(to_type(x, values[place].dtype), True) for place, x in found.items()])
+            return tuple([
+                lie(to_type(x, values[place].dtype), _is_made(x, values))
+                for place, x in found.items()
+            ])  # fmt: skip
 
-        values = [wrap(x) if isinstance(x, torch.Tensor) else x for x in row] + list(numbers)
-        if type(plan) is tuple and all(is_whole(x) for x in row if isinstance(x, torch.Tensor)):
-            made = self.kinds.watch(plan, call, values, {}, nodes, free, places)
-        else:
-            made = call(values, {})
+        values = [None if x is None else wrap(x) for x in row] + list(numbers)
+        try:
+            if type(plan) is tuple and all(map(is_whole, tensors)):
+                made = self.kinds.watch(plan, call, values, {}, nodes, free, places)
+            else:
+                made = call(values, {})
+        except Refused:
+            return False
         for place, x in zip(places, made, strict=True):
             target = row[place]
             assert target is not None
             store(target, x.tensor, True)
+        return True
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Whether a tensor is one of floats of the device, and nothing else."""
+    return (
+        type(x) in _PLAIN
+        and x.layout is torch.strided
+        and x.dtype in _FLOATS
+        and on_device(x)
+        and not x.is_neg()
+    )
+
+
+def _is_made(x: Tensor, values: Sequence[object]) -> bool:
+    """Whether a result has memory of its own."""
+    storage = x._storage
+    return all(not isinstance(v, Tensor) or v._storage is not storage for v in values)
+
+
+class _Update:
+    """How a fused optimizer steps one parameter."""
+
+    def __init__(self, formula: Formula) -> None:
+        self.formula = formula
+        self.rows = _Rows(plain=False)
+
+    def step(self, rows: Iterable[Row], numbers: Sequence[float], flags: Flags) -> None:
+        """Record the step of one parameter after another, with the same numbers.
+
+        Of the flags the first says to maximize, and the second that row[2] holds nothing yet.
+        """
+
+        def formula(values: Values, numbers: Sequence[Number]) -> dict[int, Tensor]:
+            """Return what is written."""
+            return self._stepped(values, numbers, flags)
+
+        self.rows.step(rows, numbers, flags, formula)
 
     def _stepped(
         self, values: Values, numbers: Sequence[Number], flags: Flags
@@ -139,7 +193,7 @@ def _adam_step(
     x: Tensor, g: Tensor, values: Values, numbers: Sequence[Number], flags: Flags
 ) -> dict[int, Tensor]:
     """Adam: averages of the gradient and of its square, and the largest of these (amsgrad)."""
-    _, _, decays, decoupled, host = flags
+    _, _, decays, decoupled = flags
     _, _, average, square, largest, step, *_, rate = values
     assert average is not None and square is not None
     weight, beta2, rest, eps, *others = numbers
@@ -154,10 +208,6 @@ def _adam_step(
     found[3] = seen = square_average(widened(square), g, beta2, rest)
     if largest is not None:
         found[4] = seen = op.maximum(widened(largest), seen)
-    if host:
-        (root,) = others
-        found[0] = corrected_step(x, found[2], seen, by, root, eps)
-        return found
     # The corrections meet numbers only, and no whole tensor.
     assert step is not None
     log1, log2 = others
@@ -193,26 +243,17 @@ def _adam(decoupled: bool) -> Kernel:
     ) -> None:
         """Update all parameters, averages and steps in place."""
         rate, number = _rate(lr)
-        host = rate is None and all(s.device.type == "cpu" for s in steps)
-        flags = (maximize, False, bool(weight_decay), decoupled, host)
+        flags = (maximize, False, bool(weight_decay), decoupled)
         fixed = [1 - beta1, beta2, 1 - beta2, float(eps)]
         decay: list[float] = []
         if weight_decay:
             decay = [1 - number[0] * weight_decay if decoupled and number else float(weight_decay)]
-        nothing = repeat(None)
-        most = largest if amsgrad else nothing
-        lists = params, grads, averages, squares, most, nothing if host else steps
+        most = largest if amsgrad else repeat(None)
+        lists = params, grads, averages, squares, most, steps
         rows: Iterable[Row] = zip(*lists, *map(repeat, (grad_scale, found_inf, rate)))
-        if not host:
-            # log(0) is -inf, and expm1 of that -1: no correction.
-            logs = [math.log(b) if b else -math.inf for b in (beta1, beta2)]
-            _ADAM.step(rows, [*fixed, *number, *logs, *decay], flags)
-            return
-        counts = [s.item() for s in steps]
-        for count, some in groupby(zip(counts, rows), itemgetter(0)):
-            # As PyTorch computes them where it goes through lists.
-            rest = [(number[0] / (1 - beta1**count)) * -1, (1 - beta2**count) ** 0.5]
-            _ADAM.step((row for _, row in some), [*fixed, *rest, *decay], flags)
+        # log(0) is -inf, and expm1 of that -1: no correction.
+        logs = [math.log(b) if b else -math.inf for b in (beta1, beta2)]
+        _ADAM.step(rows, [*fixed, *number, *logs, *decay], flags)
 
     return kernel
 
@@ -324,71 +365,229 @@ KERNELS: dict[str, Kernel] = {
 }
 
 
+# ---- optimizers as users make them -------------------------------------------------------------
+
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_FLOATS = frozenset((torch.float32, torch.float16, torch.bfloat16))
+# As many kinds of steps are known, and sizes of parameters.
+_MOST = 256
 
 
-def _are_alone(params: Sequence[torch.Tensor], steps: Sequence[torch.Tensor]) -> bool:
-    """Whether nobody sees the operators that step parameters one by one, and each has a count of its own."""
-    return (
-        is_plain()
-        and not torch.is_grad_enabled()
-        and _PLAIN.issuperset(map(type, params))
-        and len({*map(id, steps)}) == len(steps)
-    )
+class _Known:
+    """What is known of the steps of one kind: which of their numbers change, and what is recorded."""
+
+    def __init__(self) -> None:
+        self.rows = _Rows(plain=True)
+        self.last: list[float] | None = None
+        self.changing: list[bool] = []
+
+    def sorted_out(self, numbers: list[float]) -> tuple[tuple[str, ...], list[float]]:
+        """Return what stands for the numbers: those that have always been the same by their words, and the others."""
+        if self.last is None:
+            self.changing = [False] * len(numbers)
+        elif self.last != numbers:
+            self.changing = [
+                c or a != b for c, a, b in zip(self.changing, self.last, numbers, strict=True)
+            ]
+        self.last = numbers
+        # What meets a 1 may be left out.
+        free = [c and x != 1.0 for c, x in zip(self.changing, numbers, strict=True)]
+        words = tuple(["" if f else repr(x) for f, x in zip(free, numbers, strict=True)])
+        return words, [x for f, x in zip(free, numbers, strict=True) if f]
+
+
+class _Stepper:
+    """Steps parameters by what PyTorch says of one of them (`single`)."""
+
+    def __init__(self, single: FunctionType) -> None:
+        self.single = waiting(single)
+        self.known: dict[Kind, _Known] = {}
+        # By the sizes of a parameter, those of what is made of it.
+        self.shapes: dict[object, Shapes] = {}
+        # Kinds of calls that cannot be told so.
+        self.refused: set[object] = set()
+
+    def step(
+        self, lists: Sequence[Any], options: dict[str, Any], usual: Callable[..., None]
+    ) -> None:
+        """Step parameters, and as `usual` does those whose step cannot be told."""
+        columns = [n for n, x in enumerate(lists) if isinstance(x, list) and x]
+        counts = [n for n in columns if lists[n][0] is not None and lists[n][0].is_cpu]
+        tensors = [n for n in columns if n not in counts]
+        shared = {k: x for k, x in options.items() if isinstance(x, torch.Tensor)}
+        rows = [*zip(*[lists[n] for n in tensors], *map(repeat, shared.values()))]
+        given = [*lists]
+        for place, n in enumerate(tensors):
+            given[n] = [Place(place)]
+        for place, name in enumerate(shared, len(tensors)):
+            options[name] = Place(place)
+        values: list[tuple[float, ...]] = [()] * len(rows)
+        if counts:
+            values = [*zip(*[[x.item() for x in lists[n]] for n in counts])]
+        left: list[int] = []
+        for value, places in _grouped(values):
+            for n, x in zip(counts, value, strict=True):
+                given[n] = [Count(x)]
+                given[n][0].dtype = lists[n][0].dtype
+            several = rows if len(places) == len(rows) else [rows[p] for p in places]
+            later, after = self._group(given, options, several)
+            left += [places[p] for p in later]
+            for n, x in zip(counts, after):
+                done = {*later}
+                found = [lists[n][p] for i, p in enumerate(places) if i not in done]
+                torch._foreach_copy_(found, [x] * len(found))
+        if left:
+            usual(left)
+
+    def _group(
+        self, given: Sequence[Any], options: dict[str, Any], rows: Sequence[Row]
+    ) -> tuple[Sequence[int], Sequence[torch.Tensor]]:
+        """Step parameters of the same counts: return the places of those whose step cannot be told, and the counts
+        after it.
+        """
+        for others in ({}, {"capturable": True}):
+            # Numbers on the device are not waited for: what can be captured does not ask for them.
+            if others and options.get("capturable") is not False:
+                break
+            asked = {**options, **others}
+            kind = (
+                *[k for k, x in asked.items() if x is True],
+                *[n for n, x in enumerate(rows[0]) if x is None],
+            )
+            if kind in self.refused:
+                continue
+            try:
+                return self._told(given, asked, rows)
+            except Exception:
+                # What is wrong PyTorch's own function says.
+                self.refused.add(kind)
+        return range(len(rows)), ()
+
+    def _told(
+        self, given: Sequence[Any], options: dict[str, Any], rows: Sequence[Row]
+    ) -> tuple[list[int], list[torch.Tensor]]:
+        run, after = self._run(given, options, rows[0])
+        if not run.sized:
+            return self._record(run, given, options, rows), after
+        groups = [(places, rows[places[0]]) for _, places in _grouped([_size(r) for r in rows])]
+        runs = [run, *[self._run(given, options, row)[0] for _, row in groups[1:]]]
+        left = []
+        for run, (places, _) in zip(runs, groups, strict=True):
+            some = [rows[p] for p in places]
+            left += [places[p] for p in self._record(run, given, options, some)]
+        return left, after
+
+    def _run(
+        self, given: Sequence[Any], options: dict[str, Any], row: Row
+    ) -> tuple[Run, list[torch.Tensor]]:
+        """Run the step of a parameter for its numbers."""
+        if len(self.shapes) >= _MOST:
+            self.shapes.clear()
+        shapes = self.shapes.setdefault(_size(row), {})
+        assert row[0] is not None
+        run = Run(row[0], shapes)
+        try:
+            return run, stepped(self.single, run, given, options, row)[1]
+        except Refused:
+            # Of what is made in between the sizes are not known yet.
+            first = Run(row[0], shapes, iter(()))
+            values = [None if x is None else wrap(x) for x in row]
+            stepped(self.single, first, given, options, row, values)
+        run = Run(row[0], shapes)
+        return run, stepped(self.single, run, given, options, row)[1]
+
+    def _record(
+        self, run: Run, given: Sequence[Any], options: dict[str, Any], rows: Sequence[Row]
+    ) -> list[int]:
+        called = tuple(run.called)
+        known = self.known.get(called)
+        if known is None:
+            if len(self.known) >= _MOST:
+                return [*range(len(rows))]
+            known = self.known[called] = _Known()
+        words, free = known.sorted_out(run.numbers)
+
+        def formula(values: Values, numbers: Sequence[Number]) -> dict[int, Tensor]:
+            """Return what is written."""
+            left = iter(numbers)
+            own = iter([float(w) if w else next(left) for w in words])
+            again = Run(run.like, run.shapes, own)
+            try:
+                stands, _ = stepped(self.single, again, given, options, rows[0], values)
+            except Exception as error:
+                raise Refused from error
+            written = [(n, x._value) for n, x in enumerate(stands) if x is not None and x._seen]
+            return {n: x for n, x in written if x is not None}
+
+        return known.rows.step(rows, free, " ".join(words), formula)
+
+
+def _size(row: Row) -> object:
+    x = row[0]
+    assert x is not None
+    return x.shape, x.dtype
+
+
+def _grouped(values: Sequence[Any]) -> Iterable[tuple[Any, Sequence[int]]]:
+    """Return the different ones of values, each with its places."""
+    if values.count(values[0]) == len(values):
+        return [(values[0], range(len(values)))]
+    groups: dict[Any, list[int]] = {}
+    for place, value in enumerate(values):
+        groups.setdefault(value, []).append(place)
+    return groups.items()
 
 
 def install() -> None:
-    """Let Adam step float32 parameters on the device by one call where PyTorch would go through lists a dozen times, or
-    from parameter to parameter.
+    """Let all optimizers step parameters on the device by one call for each, where PyTorch would go through lists a
+    dozen times, or make a dozen calls for each.
     """
-    module: Any = importlib.import_module("torch.optim.adam")
-    for name in ("_multi_tensor_adam", "_single_tensor_adam"):
-        setattr(module, name, _in_one_call(getattr(module, name), name.startswith("_single")))
+    for module in [m for name, m in sys.modules.items() if name.startswith("torch.optim.")]:
+        functions = vars(module)
+        for name in [n for n in functions if n.startswith(_SINGLE)]:
+            stepper = _Stepper(functions[name])
+            for each in (name, name.replace(_SINGLE, _MULTI)):
+                if each in functions:
+                    setattr(module, each, _by(stepper, functions[each]))
 
 
-def _in_one_call(original: Callable[..., None], single: bool) -> Callable[..., None]:
-    """Return what steps as Adam's `original` does, which goes through lists, or one by one (`single`)."""
+_SINGLE, _MULTI = "_single_tensor_", "_multi_tensor_"
+
+
+def _by(stepper: _Stepper, original: Callable[..., None]) -> Callable[..., None]:
+    """Return what steps as `original` does, with fewer calls where nobody sees them."""
 
     @functools.wraps(original)
-    def step(
-        params: list[torch.Tensor],
-        grads: list[torch.Tensor],
-        exp_avgs: list[torch.Tensor],
-        exp_avg_sqs: list[torch.Tensor],
-        max_exp_avg_sqs: list[torch.Tensor],
-        state_steps: list[torch.Tensor],
-        grad_scale: torch.Tensor | None,
-        found_inf: torch.Tensor | None,
-        **options: Any,
-    ) -> None:
-        """Step as PyTorch does where it is no single list of the device's."""
-        lists = params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
-        numbers = [options[name] for name in ("lr", "beta1", "beta2")]
+    def step(*lists: Any, **options: Any) -> None:
+        """Step as PyTorch does what is not on the device, or looked at."""
         if (
-            not params
-            or torch.compiler.is_compiling()
-            or options["capturable"]
-            or options["differentiable"]
-            or grad_scale is not None
-            or found_inf is not None
-            or any(isinstance(n, torch.Tensor) for n in numbers)
-            or not all(
-                p.dtype is torch.float32 is g.dtype and on_device(p) for p, g in zip(params, grads)
-            )
-            or not all(s.device.type == "cpu" for s in state_steps)
-            or (single and not _are_alone(params, state_steps))
+            torch.compiler.is_compiling()
+            or not lists[0]
+            or not on_device(lists[0][0])
+            or torch.is_grad_enabled()
+            or not is_plain()
+            or not all(x is None or isinstance(x, list) for x in lists)
+            or not all(len({*map(id, x)}) == len(x) for x in lists if x and x[0] is not None)
         ):
-            original(*lists, grad_scale, found_inf, **options)
+            original(*lists, **options)
             return
-        decoupled = options["decoupled_weight_decay"]
-        given = {
-            k: options[k]
-            for k in ("amsgrad", "lr", "beta1", "beta2", "weight_decay", "eps", "maximize")
-        }
-        torch._foreach_add_(state_steps, torch.tensor(1.0, device="cpu"), alpha=1.0)
-        (torch._fused_adamw_ if decoupled else torch._fused_adam_)(*lists, **given)
 
-    # TorchScript, which compiles Adam where `torch.distributed.optim` is imported, looks behind it by these names.
+        def usual(places: Sequence[int]) -> None:
+            """Step some parameters as PyTorch does. It may put new states into the lists."""
+            some = [[x[p] for p in places] if x else x for x in lists]
+            original(*some, **options)
+            for x, found in zip(lists, some, strict=True):
+                for p, value in zip(places, found or ()):
+                    x[p] = value
+
+        # Numbers are compared; those on the CPU are at hand.
+        numbers: dict[str, Any] = {
+            k: x.item() if isinstance(x, torch.Tensor) and x.is_cpu and x.numel() == 1 else x
+            for k, x in options.items()
+        }
+        stepper.step(lists, numbers, usual)
+
+    # TorchScript, which compiles some where `torch.distributed.optim` is imported, looks behind it by these names.
     script: Any = step
     script.__original_fn, script.__script_if_tracing_wrapper = original, True
     return step

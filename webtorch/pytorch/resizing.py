@@ -123,8 +123,10 @@ def resize_to(x: torch.Tensor, shape: Sequence[int], strides: Sequence[int] | No
         if x.numel():
             warnings.warn(
                 f"An output with one or more elements was resized since it had shape "
-                f"{list(x.shape)}, which does not match the required "
-                f"output shape {list(shape)}.",
+                f"{list(x.shape)}, which does not match the required output shape {list(shape)}. This behavior is "
+                "deprecated, and in a future PyTorch release outputs will not be resized unless they have zero "
+                "elements. You can explicitly reuse an out tensor t by resizing it, inplace, "
+                "to zero elements with t.resize_(0).",
                 UserWarning,
                 stacklevel=user_depth(),
             )

@@ -18,10 +18,12 @@ class Arrival:
     The node stays as it is until it is read, however early the value comes: programs do not depend on times.
     """
 
-    __slots__ = ("_there", "buffer", "error", "reference")
+    __slots__ = ("_there", "buffer", "error", "place", "reference")
 
-    def __init__(self) -> None:
+    def __init__(self, place: object = None) -> None:
+        """`place`: the memory in which it is expected, if that is known."""
         self._there = threading.Event()
+        self.place: Any = place
         self.reference: weakref.ref[Node] | None = None
         self.buffer: Any = None
         self.error: Exception | None = None
@@ -50,6 +52,13 @@ class Arrival:
 def sent(arriving: Sequence[Arrival], nodes: Collection[Node]) -> list[Arrival]:
     """Return those whose values these nodes stand for."""
     return [a for a in arriving if a.reference is not None and a.reference() in nodes]
+
+
+def places(arriving: Sequence[Arrival], nodes: Iterable[Node]) -> list[Any] | None:
+    """Return the memory of values, of those to come too; None where that of one is not known."""
+    coming = {a.reference(): a.place for a in arriving if a.reference is not None}
+    found = [n.buffer if n.kind == "buffer" else coming.get(n) for n in nodes]
+    return None if any(x is None for x in found) else found
 
 
 def settle(arriving: list[Arrival], nodes: Collection[Node]) -> None:

@@ -58,6 +58,10 @@ class Shared(Protocol):
 Ready = Callable[[Sequence[Any]], None]
 
 
+# Is given the inputs and arguments of the next run, and returns what gives back what that did not use.
+Prepare = Callable[[Sequence[Any], Sequence[Any]], Callable[[], None]]
+
+
 class Executable(Protocol):
     """A program made ready for one device."""
 
@@ -68,6 +72,10 @@ class Executable(Protocol):
     reuses: bool
     # Whether `run` tells `ready` of its outputs before it computes them. All that fails later is a check of values.
     tells: bool
+
+    @property
+    def prepare(self) -> Prepare | None:
+        """What takes memory for the next run while its inputs are waited for; None where that is nothing to do."""
 
     def run(
         self,

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from webtorch.dispatch.call import active
-from webtorch.errors import CHECKS, CaptureError, OutOfMemoryError
+from webtorch.errors import CHECKS, CaptureError, DeviceError, OutOfMemoryError
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.garbage import not_collecting
 from webtorch.ir.graph import Form, Graph, Node
@@ -153,6 +153,8 @@ class Seen(NamedTuple):
     taken: Sequence[Taken]
     glance: Glance
     known: Known | None
+    # Gives back what was taken for the run and not used.
+    drop: Callable[[], None] | None = None
 
     def awaited(self) -> set[Node]:
         """Return the nodes of values to come that they stand on."""
@@ -373,9 +375,11 @@ class Runtime:
         lock.acquire()
         held: Sequence[weakref.ref[Owner]] = ()
         seen: Seen | None = None
+        drop: Callable[[], None] | None = None
         try:
             if self.arriving:
                 held, seen = self._receive(wanted)
+                drop = None if seen is None else seen.drop
             if not self.pending and not self.apart:
                 return
             few = len(self.pending) <= (_FEW if listener is None else listener.fewest)
@@ -416,6 +420,8 @@ class Runtime:
             finally:
                 self.running -= 1
         finally:
+            if drop is not None:
+                drop()
             if held:
                 self.pending[:0] = held
             lock.release()
@@ -443,6 +449,8 @@ class Runtime:
             sent = arrivals.sent(self.arriving, awaited)
             if all(a.is_there for a in sent):
                 break
+            if seen is not None:
+                seen = self._prepared(seen, sent)
             self.lock.release()
             try:
                 for arrival in sent:
@@ -454,6 +462,22 @@ class Runtime:
                 break
         arrivals.settle(self.arriving, awaited)
         return self._set_aside(None), seen
+
+    @staticmethod
+    def _prepared(seen: Seen, sent: Sequence[Arrival]) -> Seen:
+        """Let the program that is known for what was seen take its memory, while what it reads is to come."""
+        known = seen.known
+        executable = None if known is None else known.executable()
+        buffers = arrivals.places(sent, seen.glance[1])
+        if known is None or buffers is None or executable is None or executable.prepare is None:
+            return seen
+        if known.order is not None:
+            buffers = [buffers[n] for n in known.order]
+        # What is wrong is told by the run.
+        with contextlib.suppress(DeviceError, OutOfMemoryError):
+            drop = executable.prepare(buffers, known.numbers(seen.glance[2]))
+            return seen._replace(drop=drop)
+        return seen
 
     def _set_aside(self, nodes: Collection[Node] | None) -> Sequence[weakref.ref[Owner]]:
         """Take those off the pending ones whose values are among these; None: are yet to come."""

@@ -442,6 +442,6 @@ def _use_up(run: Run, k: int, t: Tensor, f: Facts, program: Program) -> None:
     """Let a slot have no graph any more, which shows when somebody looks."""
     if f.title:
         leaves = [run.externals[j] for j in program.used.get(k, ())]
-        wait(run.slots[k], t, (use_up, f.title, leaves))
+        wait(run.slots[k], t, (use_up, f.title, leaves, run.hooks.get(k)))
     else:
         t._grad_fn, t._output_nr = None, 0

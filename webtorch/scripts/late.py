@@ -26,6 +26,8 @@ from webtorch.tensors.tensor import Tensor
 
 # What completes a tensor, and what it is given.
 Late = tuple[Callable[..., None], *tuple[Any, ...]]
+# The hooks of a tensor (`TensorHook`), if it has any.
+Hooks = dict[int, Any] | None
 
 # Past `__getattr__`, which comes here.
 _late_of = TensorBase._late.__get__
@@ -90,7 +92,8 @@ class Waiting:
         for n in self.titled:
             t = references[n]()
             if t is not None:
-                t._late = self.give, n, t._late, self.known[n].leaves(run.externals)
+                leaves, hooks = self.known[n].leaves(run.externals), run.hooks.get(self.numbers[n])
+                t._late = self.give, n, t._late, leaves, hooks
         self.last = _Together(self, references)
         with _lock:
             # Those of the last run are gone, as a rule.
@@ -98,14 +101,16 @@ class Waiting:
                 _together.pop()
             _together.append(self.last)
 
-    def give(self, t: Tensor, n: int, buffer: Buffer, leaves: Sequence[Tensor] = ()) -> None:
+    def give(
+        self, t: Tensor, n: int, buffer: Buffer, leaves: Sequence[Tensor] = (), hooks: Hooks = None
+    ) -> None:
         """Give a tensor that is all of its storage this, with its memory, and what its graph has become."""
         known = self.known[n]
         storage = Storage(Node.in_memory(known.shape, buffer.dtype, buffer), known.runtime)
         storage.version = known.version
         give_value(t, storage)
         if known.title:
-            use_up(t, known.title, leaves)
+            use_up(t, known.title, leaves, hooks)
         else:
             t._grad_fn, t._output_nr = None, 0
 
@@ -155,13 +160,20 @@ def _complete_one_of(groups: Iterable[_Together], t: Tensor, buffer: Buffer) -> 
             return
 
 
-def use_up(t: Tensor, title: str, leaves: Iterable[Tensor]) -> None:
-    """Give a tensor a function that was used up: a backward pass that comes here on its way to the leaves raises."""
+def use_up(t: Tensor, title: str, leaves: Iterable[Tensor], hooks: Hooks = None) -> None:
+    """Give a tensor a function that was used up: a backward pass that comes here on its way to the leaves raises, once
+    the tensor's hooks have been called.
+    """
     if history_of(t) is not PROMISED:
         # Somebody has given it another one.
         return
     t._grad_fn = None
-    set_history(t, GradFn(title, tuple([gradient_edge(leaf) for leaf in leaves]), None))
+    fn = GradFn(title, tuple([gradient_edge(leaf) for leaf in leaves]), None)
+    number = 0
+    if hooks:
+        # They are those of one output.
+        fn.tensor_hooks, number = hooks, next(iter(hooks.values())).number
+    set_history(t, fn, number)
 
 
 def give_all() -> None:

@@ -25,10 +25,12 @@ from webtorch.show.charts import Series, line_chart
 displays: list[Callable[[Drawing], object]] = []
 # The colours that a page gives the chart's classes; a drawing that stands alone brings them along.
 _STYLE = (
-    "<style>.chart{background:#fff;font:12px system-ui,sans-serif;fill:#5f5c57}.chart .grid,.chart .axis"
-    "{stroke:#e6e3dd;fill:none}.chart .line{fill:none;stroke-width:2}.line.s0{stroke:#2c5fd6}"
+    "<style>.chart{max-width:640px!important;background:#fff;font:12px system-ui,sans-serif;fill:#5f5c57}"
+    ".chart .grid,.chart .axis{stroke:#e6e3dd;fill:none}.chart .line{fill:none;stroke-width:2}.line.s0{stroke:#2c5fd6}"
     ".line.s1{stroke:#c2410c}.line.s2{stroke:#15803d}.dot.s0{fill:#2c5fd6}.dot.s1{fill:#c2410c}"
-    ".dot.s2{fill:#15803d}</style>"
+    ".dot.s2{fill:#15803d}.legend span{margin-left:1em}.swatch{display:inline-block;width:14px;height:3px;"
+    "margin-right:6px;vertical-align:3px;background:currentColor}.swatch.s0{color:#2c5fd6}"
+    ".swatch.s1{color:#c2410c}.swatch.s2{color:#15803d}</style>"
 )
 
 

@@ -6,6 +6,7 @@ What a switch turns on in PyTorch is always so here, or never: its state is kept
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from webtorch.ir.dtype import float16, float32, float64
@@ -27,6 +28,11 @@ class _Switches:
     warn_only = False
 
 
+# What else says whether only deterministic algorithms are to be used, as a debug mode's number: PyTorch, of which this
+# may be a device.
+levels: list[Callable[[], int]] = []
+
+
 def fills_memory() -> bool:
     """Whether new memory has NaN in it, or the greatest number of its type."""
     return _Switches.deterministic > 0 and fill_uninitialized_memory
@@ -34,11 +40,12 @@ def fills_memory() -> bool:
 
 def alert(name: str) -> None:
     """Raise, or warn, as PyTorch does of what it has no deterministic algorithm for, while the switch is on."""
-    if not _Switches.deterministic:
+    level = max([_Switches.deterministic, *(level() for level in levels)])
+    if not level:
         return
     looks()
     text = f"{name} does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms("
-    if _Switches.deterministic == 2:
+    if level == 2:
         raise RuntimeError(
             f"{text}True)'. You can turn off determinism just for this operation, or you can use the 'warn_only=True' "
             "option, if that's acceptable for your application. With one seed on one device, results of webtorch are "

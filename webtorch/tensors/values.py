@@ -28,12 +28,12 @@ Check = Callable[[Any], None]
 
 
 def at_hand(x: Tensor) -> Any:
-    """Return the elements of a tensor as a NumPy array, to be read only; None where they are not computed, or on
-    another device.
+    """Return the elements of a tensor as a NumPy array, to be read only; None where they are not computed, on another
+    device, or of no type of NumPy's (bfloat16, views of another type).
     """
     storage = x._storage
     node = storage.node
-    if node.kind != "buffer" or x._levels:
+    if node.kind != "buffer" or x._levels or x.dtype is bfloat16 or x.dtype is not storage.dtype:
         return None
     runtime = storage.runtime
     if runtime.kind != "cpu" or runtime.recording is not None:
@@ -94,8 +94,6 @@ def waited_for(*tensors: Tensor) -> list[Any] | None:
             or runtime.recording is not None
             or x._levels
             or x.dtype.is_complex
-            or x.dtype is bfloat16
-            or x.dtype is not x._storage.dtype
             or needs_grad((x,))
             or transforms.count
         ):
@@ -171,7 +169,7 @@ def _are_inside(
 
 def check_range(x: Tensor, low: float, high: float, rule: str) -> None:
     """Raise DeviceCheckError if a number of x is known to be outside of [low, high], in which NaN is not."""
-    if not (tracing.active or x.dtype.is_complex or x.dtype is bfloat16):
+    if not (tracing.active or x.dtype.is_complex):
         check_values(x, functools.partial(_is_between, low, high, rule))
 
 

@@ -52,8 +52,8 @@ def check_graph(x: Tensor) -> None:
     """Raise RuntimeError where the graph, or the mode, does not let a tensor become another in place."""
     if x._inference and not mode.inference:
         raise RuntimeError(
-            "Inplace update to inference tensor outside InferenceMode is not allowed. You can make "
-            "a clone to get a normal tensor before doing inplace update. See "
+            "Inplace update to inference tensor outside InferenceMode is not allowed.You can make "
+            "a clone to get a normal tensor before doing inplace update.See "
             "https://github.com/pytorch/rfcs/pull/17 for more details."
         )
     if transforms.count and mode.transforms:

@@ -56,11 +56,10 @@ class CustomOpDef:
         """Call the function; its gradient is the one registered, or that of what it computes."""
         if self._backward is None:
             return self._run(*args, **kwargs)
-        if kwargs:
-            bound = inspect.signature(self._run_of(args, kwargs)).bind(*args, **kwargs)
-            bound.apply_defaults()
-            args = bound.args
-        return _differentiated(self).apply(*args)
+        # The gradient sees every argument, also those that were left to their defaults.
+        bound = inspect.signature(self._run_of(args, kwargs)).bind(*args, **kwargs)
+        bound.apply_defaults()
+        return _differentiated(self).apply(*bound.args)
 
     def _run_of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[..., object]:
         if self._kernels:

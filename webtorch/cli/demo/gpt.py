@@ -47,7 +47,7 @@ class Preset:
 PRESETS = {
     "tiny": Preset(4, 4, 128, 64, 16, 0.0, 2e-3, 200, 10, 2_000_000, 256, 240),
     "small": Preset(6, 6, 192, 128, 32, 0.0, 1e-3, 250, 12, 4_000_000, 256, 320),
-    # The 10.7 M parameter model of nanoGPT's character example.
+    # The model of nanoGPT's character example.
     "base": Preset(6, 6, 384, 256, 32, 0.2, 1e-3, 250, 20, 8_000_000, 128, 400),
 }
 # Enough to see every part work; it learns next to nothing.

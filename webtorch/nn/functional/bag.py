@@ -52,7 +52,7 @@ def embedding_bag(
             raise ValueError(
                 "if input is 2D, then offsets has to be None, as input is treated is a mini-batch "
                 "of fixed length sequences. However, found offsets of type "
-                f"{type(offsets).__name__}"
+                f"{type(offsets)}"
             )
         count, length = input.shape
         bags = webtorch.arange(count, device=input.device).repeat_interleave(length)

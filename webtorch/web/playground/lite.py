@@ -3,7 +3,7 @@
 What it is made of are packages: `jupyterlite-core` and `jupyterlite-pyodide-kernel` (the extra `webtorch[lite]`),
 the npm package `pyodide`, and wheels of pure Python that the kernel imports (IPython and what that needs), which
 pip puts into the cache once. All lie in the folder; the lock file that Pyodide reads names
-these wheels and webtorch's alone, so that a cell's `import torch` loads webtorch and nothing is fetched
+these wheels and webtorch's alone, so that a cell's `import torch` means webtorch and nothing is fetched
 from elsewhere.
 """
 
@@ -71,9 +71,8 @@ def build_lite(path: str | Path, *, pyodide: str | Path | None = None) -> Path:
         lock["packages"] = _packages(place, lock["packages"], extension)
         (place / "pyodide-lock.json").write_text(json.dumps(lock), encoding="utf-8")
         # Where JupyterLite finds Pyodide here, it copies it and points its kernel to it.
-        settings = {
-            _KERNEL: {"loadPyodideOptions": {"packages": sorted(_needed(lock["packages"]))}}
-        }
+        # The kernel loads all at once: of a cell with a magic (`%time`) Pyodide does not see what it imports.
+        settings = {_KERNEL: {"loadPyodideOptions": {"packages": sorted(lock["packages"])}}}
         config = {"jupyter-config-data": {"appName": "webtorch", "litePluginSettings": settings}}
         (work / "jupyter-lite.json").write_text(
             json.dumps({"jupyter-lite-schema-version": 0, **config}), encoding="utf-8"
@@ -94,16 +93,16 @@ def build_lite(path: str | Path, *, pyodide: str | Path | None = None) -> Path:
 
 def _extension() -> Path:
     """Return where the kernel's package keeps its wheels."""
-    names = ("jupyterlite-core", "jupyterlite-pyodide-kernel", "jupyter-server")
+    names = ("jupyterlite-core", "jupyter-server", "jupyterlite-pyodide-kernel")
     advice = f"pip install {' '.join(names)}"
     for name in names:
         try:
-            found = importlib.metadata.distribution(name)
+            kernel = importlib.metadata.distribution(name)  # the last of them
         except importlib.metadata.PackageNotFoundError:
             raise LiteMissingError(f"lite: the package {name} is not installed: {advice}") from None
-    for file in found.files or ():
+    for file in kernel.files or ():
         if file.as_posix().endswith(f"{_EXTENSION}/all.json"):
-            return Path(str(found.locate_file(file))).resolve().parent
+            return Path(str(kernel.locate_file(file))).resolve().parent
     raise LiteMissingError(f"lite: jupyterlite-pyodide-kernel lacks {_EXTENSION}: {advice}")
 
 
@@ -132,11 +131,6 @@ def _packages(place: Path, known: dict[str, _Entry], extension: Path) -> dict[st
         version, digest = wheel.name.split("-")[1], hashlib.sha256(data).hexdigest()
         out[name] |= {"file_name": wheel.name, "sha256": digest, "version": version}
     return out
-
-
-def _needed(packages: dict[str, _Entry]) -> set[str]:
-    """Return what a kernel loads when it starts; webtorch comes with the first import."""
-    return set(packages) - {"webtorch", "torch"}
 
 
 def _entry(name: str, imports: list[str], needs: list[str]) -> _Entry:

@@ -689,6 +689,7 @@ class CpuExecutable:
 
     scratch_bytes = 0
     reuses = False
+    prepare = None
 
     def __init__(
         self,

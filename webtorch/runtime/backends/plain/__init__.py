@@ -121,6 +121,7 @@ class PlainExecutable:
 
     scratch_bytes = 0
     reuses = tells = False
+    prepare = None
 
     def __init__(self, program: Program, failed: Callable[[Program, int, int, bool], None]) -> None:
         self.program = program

@@ -13,7 +13,7 @@ import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from webtorch.errors import DeviceError
 from webtorch.ir.dtype import DType, float64, wide_int64
@@ -93,6 +93,16 @@ class _Plan:
         self.replay: Owned | None = None
 
 
+class _Reserved(NamedTuple):
+    """What a run takes beside its inputs, and its bind groups."""
+
+    # Those of the inputs, of new outputs, and from `temporary` on of temporaries.
+    blocks: list[Block]
+    temporary: int
+    fresh: list[DeviceBuffer]
+    plan: _Plan
+
+
 def _compiles_long(routine: Routine) -> bool:
     """Whether a device compiles it for so long that other sizes are to share what it made: float64 is computed from its
     bits, in hundreds of instructions each time, and drivers take seconds for some.
@@ -157,6 +167,8 @@ class WebGPUExecutable:
         self.labels = [(p.step, self.layout.name(p)) for p in self.layout.passes]
         self._lay_out_blocks()
         self._lay_out_arguments()
+        # What was taken for the next run, if it has the same inputs.
+        self._reserved: _Reserved | None = None
         self.status: DeviceBuffer | None = None
         if self.layout.has_status:
             self.status = device.status_words()
@@ -237,6 +249,18 @@ class WebGPUExecutable:
         into: Mapping[int, Buffer] | None,
     ) -> list[Buffer]:
         """Run the program that computes these int64 values in as many bits as they need."""
+        needs = self._needs(widths, inputs, args)
+        buffers = self._fitting(widths, needs)._run(inputs, args, into)
+        for i in widths.outputs:
+            found = buffers[i]
+            assert type(found) is DeviceBuffer
+            found.held = needs.held[i]
+        return buffers
+
+    def _needs(
+        self, widths: Widths, inputs: Sequence[Buffer], args: Sequence[bool | int | float]
+    ) -> Needs:
+        """Return in how many bits int64 values are to be computed."""
         held, wide = [], []
         for i in widths.inputs:
             buffer = inputs[i]
@@ -244,13 +268,7 @@ class WebGPUExecutable:
             held.append(buffer.held or held_by(buffer.stored))
             if buffer.stored is wide_int64:
                 wide.append(i)
-        needs = widths.needs(held, [args[n] for n in widths.args], wide)
-        buffers = self._fitting(widths, needs)._run(inputs, args, into)
-        for i in widths.outputs:
-            found = buffers[i]
-            assert type(found) is DeviceBuffer
-            found.held = needs.held[i]
-        return buffers
+        return widths.needs(held, [args[n] for n in widths.args], wide)
 
     def _fitting(self, widths: Widths, needs: Needs) -> WebGPUExecutable:
         """Return the executable of what is needed, this one where that is the least."""
@@ -273,44 +291,18 @@ class WebGPUExecutable:
     ) -> list[Buffer]:
         """Run this very program."""
         device = self._device
-        pool = device.pool
         with device.lock:
             device.settle()
             packed = self._pack_arguments(args) if self._order else b""
             blocks = self._blocks_of(inputs)
-            fresh: list[DeviceBuffer] = []
-            for (nbytes, dtype, elements, output), preferred in zip(
-                self._fresh, self._fresh_blocks, strict=True
-            ):
-                known = into.get(output) if into else None
-                if (
-                    type(known) is DeviceBuffer
-                    and known.pool is pool
-                    and known.stored is dtype
-                    and known.elements == elements
-                ):
-                    fresh.append(known)
-                    blocks.append(known.block)
-                    continue
-                block = pool.take(nbytes, dtype, elements, preferred)
-                fresh.append(DeviceBuffer(pool, block, dtype, elements))
-                blocks.append(block)
-            permanent = len(blocks)
+            reserved = self._reserved
+            if reserved is not None and (into or reserved.blocks[: len(blocks)] != blocks):
+                self._drop()
+                reserved = None
+            if reserved is None:
+                reserved = self._reserve(blocks, into)
+            self._reserved = None
             try:
-                waiting = pool.parked(self._parking) if self._temporary else []
-                if waiting is not None:
-                    blocks += waiting
-                else:
-                    for nbytes, preferred in zip(
-                        self._temporary, self._temporary_blocks, strict=True
-                    ):
-                        blocks.append(pool.take(nbytes, None, 0, preferred))
-                key = tuple(map(_number, blocks))
-                plan = self._plans.get(key)
-                if plan is None:
-                    plan = self._plan(key, blocks)
-                else:
-                    device.bindings.hits += 1
                 if packed != self._packed:
                     assert self._uniform is not None
                     if device.encoding.holds(self):
@@ -318,20 +310,85 @@ class WebGPUExecutable:
                         device.encoding.send()
                     device.write_ahead(self._uniform.pointer, packed)
                     self._packed = packed
-                self._encode(plan)
+                self._encode(reserved.plan)
             finally:
-                taken = blocks[permanent:]
-                if len(taken) == len(self._temporary):
-                    if taken:
-                        pool.park(self._parking, taken, self._temporary_bytes)
-                else:
-                    # Memory ran out on the way.
-                    for block in reversed(taken):
-                        pool.give_back(block)
+                self._release(reserved.blocks[reserved.temporary :])
             if self.status is not None:
                 device.checks[self] = None
-        first = len(inputs)
+        first, fresh = len(inputs), reserved.fresh
         return [inputs[n] if n < first else fresh[n - first] for n in self.layout.memory.outputs]
+
+    def prepare(
+        self, inputs: Sequence[Buffer], args: Sequence[bool | int | float]
+    ) -> Callable[[], None]:
+        """Take memory and make bind groups for the next run, if it has these inputs. Return what gives back what was
+        not used then.
+
+        Raises DeviceLostError, OutOfMemoryError.
+        """
+        with self._device.lock:
+            self._device.settle()
+            widths, fitting = self._widths, self
+            if widths is not None:
+                fitting = self._fitting(widths, self._needs(widths, inputs, args))
+            fitting._drop()
+            fitting._reserved = fitting._reserve(fitting._blocks_of(inputs), None)
+            return fitting._drop
+
+    def _drop(self) -> None:
+        """Give back what was taken for a run that is not to come."""
+        with self._device.lock:
+            reserved, self._reserved = self._reserved, None
+            if reserved is not None:
+                self._release(reserved.blocks[reserved.temporary :])
+
+    def _reserve(self, blocks: list[Block], into: Mapping[int, Buffer] | None) -> _Reserved:
+        """Take what a run needs beside these inputs, whose blocks are added to. Needs the device's lock."""
+        device, fresh = self._device, []
+        pool = device.pool
+        for (nbytes, dtype, elements, output), preferred in zip(
+            self._fresh, self._fresh_blocks, strict=True
+        ):
+            known = into.get(output) if into else None
+            if (
+                type(known) is DeviceBuffer
+                and known.pool is pool
+                and known.stored is dtype
+                and known.elements == elements
+            ):
+                fresh.append(known)
+                blocks.append(known.block)
+                continue
+            block = pool.take(nbytes, dtype, elements, preferred)
+            fresh.append(DeviceBuffer(pool, block, dtype, elements))
+            blocks.append(block)
+        temporary = len(blocks)
+        try:
+            waiting = pool.parked(self._parking) if self._temporary else []
+            if waiting is not None:
+                blocks += waiting
+            else:
+                for nbytes, preferred in zip(self._temporary, self._temporary_blocks, strict=True):
+                    blocks.append(pool.take(nbytes, None, 0, preferred))
+            key = tuple(map(_number, blocks))
+            plan = self._plans.get(key)
+            if plan is None:
+                plan = self._plan(key, blocks)
+            else:
+                device.bindings.hits += 1
+        except BaseException:
+            self._release(blocks[temporary:])
+            raise
+        return _Reserved(blocks, temporary, fresh, plan)
+
+    def _release(self, taken: list[Block]) -> None:
+        """Give back temporaries, all of them or those that were taken before memory ran out."""
+        pool = self._device.pool
+        if len(taken) < len(self._temporary):
+            for block in reversed(taken):
+                pool.give_back(block)
+        elif taken:
+            pool.park(self._parking, taken, self._temporary_bytes)
 
     def _blocks_of(self, inputs: Sequence[Buffer]) -> list[Block]:
         """Return the blocks of inputs."""

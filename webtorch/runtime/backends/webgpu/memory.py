@@ -251,6 +251,9 @@ class Pool:
     def park(self, user: object, blocks: list[Block], nbytes: int) -> None:
         """Give back blocks, `nbytes` in all, that `user` takes again together with `parked`, unless
         somebody else has needed one."""
+        if user in self._parked:
+            # It has run meanwhile with others.
+            self._unpark()
         self.allocated -= nbytes
         self._parked[user] = blocks, nbytes
 
