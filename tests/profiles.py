@@ -61,9 +61,11 @@ class Profile:
             real,
             is_gpu=self.is_gpu,
             has_several=self.is_gpu,
+            has_turns=self.is_gpu,
             has_joint_products=self.is_gpu,
             has_matrix_units=False,
             has_dots=self.type == "DiscreteGPU",
+            has_halves=self.adapter.startswith("NVIDIA"),
             family=self.family,
             max_buffer_bytes=self.buffers or real.max_buffer_bytes,
         )

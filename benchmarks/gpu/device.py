@@ -76,6 +76,10 @@ class Share:
 
 def _rows(executable: Any) -> list[tuple[str, tuple[Any, ...]]]:
     """Return (name, encoded dispatch) of a WebGPU executable that has run, each with its pipeline."""
+    # What ran last may be the program of wider integers.
+    executable = next(
+        e for e in (executable, *getattr(executable, "_others", {}).values()) if e._plans
+    )
     plan = next(reversed(executable._plans.values()))
     names = [name for _, name in executable.labels]
     rows, last = [], None

@@ -36,7 +36,7 @@ def merging(device: str) -> Iterator[Callable[..., None]]:
     before = backend.limits
 
     def choose(on: bool, **more: Any) -> None:
-        backend.limits = replace(before, has_several=on, **more)
+        backend.limits = replace(before, has_several=on, has_turns=False, **more)
         runtime.programs.clear()
 
     yield choose

@@ -190,7 +190,8 @@ def test_rows_in_bytes_give_the_same_products(
     name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = webtorch.zeros(1, device=device)._storage.runtime.backend
-    monkeypatch.setattr(backend, "limits", replace(backend.limits, has_dots=True))
+    limits = replace(backend.limits, has_dots=True, has_halves=True)
+    monkeypatch.setattr(backend, "limits", limits)
     monkeypatch.setattr("webtorch.functions.packed._LARGE", 0)
     blocks = drawn(name, 6, 1024)
     # Runs of a row differ in size; one is zeros, and one next to nothing.
@@ -208,6 +209,13 @@ def test_rows_in_bytes_give_the_same_products(
         assert len(program.steps) == 3 and not program.args
         sums = [n for r in program.routines[2].reduces for n in ex.walk(r.value) if ex.dotted(n)]
         assert len(sums) == 3 * len(dotting(name, 1024).lanes) // 4  # type: ignore[union-attr]
+    # Of halves two bytes a number are enough: what is given back has fewer digits.
+    x16 = np.random.default_rng(1).standard_normal((2, 1024)) / np.abs(exact).sum(1).max()
+    x16 = (x16 * 1e3).astype(np.float16)
+    out = F.linear(webtorch.from_numpy(x16).to(device), weight).numpy(force=True)
+    right = x16.astype(np.float64) @ exact.T
+    bound = np.abs(x16).astype(np.float64) @ np.abs(exact.T)
+    assert (np.abs(out - right) <= 5e-4 * np.abs(right) + 3e-5 * bound + 6e-8).all()
     x[0, 5] = np.nan
     x[1, 5] = np.inf
     assert not np.isfinite(

@@ -15,6 +15,7 @@ from webtorch.ir.view import contiguous_strides
 from webtorch.ops.blocks import (
     FORMATS,
     PLANES,
+    PLANES_OF_HALVES,
     RUN,
     WORD,
     Reading,
@@ -154,36 +155,49 @@ def _in_lanes(bits: Tensor, reading: Reading, shape: tuple[int, ...]) -> tuple[T
     return tuple([_window(kept, shape, along, i * each * _TOGETHER + j) for i, j in lanes])
 
 
+def _planes(x: Tensor) -> int:
+    """Return how many bytes a number of a row is rounded to."""
+    return PLANES_OF_HALVES if x.dtype.itemsize == 2 else PLANES
+
+
 def _dotted(x: Tensor, data: Tensor, reading: Reading, rows: int) -> Tensor:
     """Return x @ w.T in float32 for few rows x (M, columns), as sums of integers: rows are rounded to bytes first, run
     by run of neighbours, in the order in which neighbouring threads read them.
     """
     count, columns = x._shape
-    groups, loops = columns // reading.span, reading.loops
+    groups, loops, planes = columns // reading.span, reading.loops, _planes(x)
     x = cast_to(x, float32).contiguous()
     # Written by what computes the row; elements are read several times.
     whole = (count, columns)
     bits = _kept(seen_as(x, whole, (columns, 1), x._offset, int32), whole, (columns, 1))
     runs = reading.shared[:-1]
     units = groups * math.prod(loops)
-    shape = (count, *[size for size, _ in runs], PLANES + 1, groups, *loops, WORD)
-    steps = (columns, *[step for _, step in runs], 0, reading.span, *reading.lanes[0][1])
+    lengths = contiguous_strides((count, *[size for size, _ in runs], planes + 1, units, WORD))
+    along = [s * WORD for s in contiguous_strides((groups, *loops))]
+    # Axes of the row, each with its stride there, and where it is written: in the order of the row, of which neighbours
+    # are then computed together, and the words of a plane last, which share what is known of a run.
+    axes = [*zip((groups, *loops), (reading.span, *reading.lanes[0][1]), along, strict=True)]
+    axes += [(size, step, there) for (size, step), there in zip(runs, lengths[1:-3], strict=True)]
+    axes.sort(key=lambda axis: -axis[1])
+    shape = (count, *[size for size, *_ in axes], planes + 1, WORD)
+    steps = (columns, *[step for _, step, _ in axes])
+    there = (lengths[0], *[there for *_, there in axes], lengths[-3], 1)
+    last = len(shape) - 1
     places = [
-        as_view(iota(shape[i], 0, 1, int32, data.device), shape, [*[0] * i, 1, *[0] * (len(shape) - 1 - i)], 0)
-        for i in (len(runs) + 1, len(shape) - 1)
+        as_view(iota(shape[i], 0, 1, int32, data.device), shape, [*[0] * i, 1, *[0] * (last - i)], 0)
+        for i in (last - 1, last)
     ]  # fmt: skip
-    operands = [_window(bits, shape, (*steps, 0), i) for i in range(RUN)]
-    operands += [_window(bits, shape, (*steps, WORD), i) for i in range(WORD)]
-    made = formula(in_bytes, [*operands, *places], shape, int32, data.device, compute=int32)
-    kept = _kept(made, shape, contiguous_strides(shape))
-    along = (0, *[s * WORD for s in contiguous_strides((groups, *loops))])
+    operands = [_window(bits, shape, (*steps, 0, 0), i) for i in range(RUN)]
+    operands += [_window(bits, shape, (*steps, 0, WORD), i) for i in range(WORD)]
+    made = formula(in_bytes(planes), [*operands, *places], shape, int32, data.device, compute=int32)
+    kept = _kept(made, shape, there)
     lanes = []
     for run in range(len(reading.lanes) // RUN):
         # The words of the planes, then the scale and the sum.
-        for i in (*range(PLANES * WORD), PLANES * WORD, PLANES * WORD + 1):
-            offset = (run * (PLANES + 1) + i // WORD) * units * WORD + i % WORD
+        for i in range(planes * WORD + 2):
+            offset = (run * (planes + 1) + i // WORD) * units * WORD + i % WORD
             wanted = (count, rows, groups, *loops)
-            lanes.append(_window(kept, wanted, (math.prod(shape[1:]), *along), offset))
+            lanes.append(_window(kept, wanted, (lengths[0], 0, *along), offset))
     lead = ((count, 0), (rows, groups * reading.pitch), (groups, reading.pitch))
     out = _applied(reading, data, lead, tuple(lanes))
     return reduce_dims(out, "sum", tuple(range(2, 3 + len(loops)))).reshape((count, rows))
@@ -228,7 +242,7 @@ def _packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor
     reading, product = None, _summed
     if summed and columns and rows:
         if _in_words(data) and count * rows * columns >= _LARGE and has_dots(input):
-            reading, product = dotting(form, columns), _dotted
+            reading, product = dotting(form, columns, _planes(input)), _dotted
         if reading is None:
             reading, product = multiplying(form, _in_words(data), columns), _summed
     if reading is not None:

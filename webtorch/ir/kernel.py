@@ -159,17 +159,22 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Kernels that need nothing of each other, run as one: the updates of many parameters, or sums of one vector. Their
-    buffers and arguments are numbered in common.
+    """Kernels that are run as one: the updates of many parameters, or sums of one vector, which need nothing of each
+    other. Their buffers and arguments are numbered in common.
+
+    Where there are `groups`, the parts run in turn, each after those that it needs: so many workgroups have a share of
+    the outer points of each part, in row-major order, and read nothing that the others write.
     """
 
     name: str
     parts: tuple[Kernel, ...]
     buffers: tuple[BufferSlot, ...]
     args: tuple[DType, ...] = ()
+    groups: int = 0
 
     def __str__(self) -> str:
-        return "\n".join([f"several {self.name}", *(str(p) for p in self.parts)])
+        turns = f"  in turn, {self.groups} groups" if self.groups else ""
+        return "\n".join([f"several {self.name}{turns}", *(str(p) for p in self.parts)])
 
 
 # Neighbouring k that are unpacked together.

@@ -26,6 +26,8 @@ class Limits:
     has_matrix_units: bool = False
     # Whether four products of bytes and their sum are one quick instruction.
     has_dots: bool = False
+    # Whether the bits of a float16 become a float32 in one step, those of the smallest numbers too.
+    has_halves: bool = False
     # Tiles of products that were measured on this adapter: class of shapes -> rows, columns, depth,
     # own rows, own columns, parts of k (lower/templates/gemm.py).
     tuned: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
@@ -41,6 +43,8 @@ class Limits:
     has_epilogues: bool = False
     # Whether small kernels are merged into one dispatch (lower/together.py).
     has_several: bool = False
+    # Whether small kernels that need each other run in turn in one dispatch (lower/turns.py).
+    has_turns: bool = False
     # Whether products of one left operand are put into one dispatch (lower/joint.py). (On CPU threads they
     # would run one after the other all the same.)
     has_joint_products: bool = False

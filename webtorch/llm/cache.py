@@ -118,5 +118,6 @@ class Reading:
 
     def _read(self, held: Tensor) -> Tensor:
         each = held.unflatten(0, (self.texts, -1))[:, : self.length]
-        each = each[: self.count] if self.rows is None else each.index_select(0, self.rows)
-        return each.transpose(1, 2)
+        if self.rows is None or self.texts == 1:
+            return each[: self.count].transpose(1, 2)
+        return each.index_select(0, self.rows).transpose(1, 2)

@@ -30,24 +30,33 @@ class Sharing:
     load: int
     # Operations of one invocation's turn.
     nodes: int
+    # Operations of one row's turn from which on rows of one vector are computed by twos: more would hold so many
+    # registers that few of them run side by side (unpacking Q4_K and Q6_K on an H200).
+    dear: int
 
 
-CARD = Sharing(4, 8, 1 << 16, 256, 0.2, 8, 3000)
+CARD = Sharing(4, 8, 1 << 16, 256, 0.2, 8, 3000, 150)
 # A processor's caches feed it: what counts is the work, of which a product's additions are shared by none.
-THREADS = Sharing(8, 8, 1, 1, 0.34, 0, 3000)
+THREADS = Sharing(8, 8, 1, 1, 0.34, 0, 3000, 3000)
 
 
-def coarsened(kernel: Kernel, sharing: Sharing, varying: bool = False) -> Kernel:
-    """Return a kernel that computes several outer points at each of its own, or the kernel itself."""
+def coarsened(kernel: Kernel, sharing: Sharing, varying: bool = False, first: int = 0) -> Kernel:
+    """Return a kernel that computes several outer points at each of its own, or the kernel itself. Outer dims before
+    `first` stay as they are.
+    """
     if varying or not kernel.reduces or not _is_plain(kernel):
         return kernel
     # Kernels of several sums hold as many for each row.
     each = len(kernel.reduces)
     most, most_of_all = sharing.most // each, sharing.most_of_all // each
+    if sum(size > 1 for size in kernel.outer) == 1:
+        operations = sum(1 for n in ex.walk(*[r.value for r in kernel.reduces]) if n.args)
+        most = most_of_all = max(2 // each, 1) if operations > sharing.dear * each else most
     sharing = replace(sharing, most=most, most_of_all=most_of_all)
     rows = 1
     while rows < sharing.most_of_all:
-        found = max(_choices(kernel, rows, sharing), default=(0.0, 0, 0))
+        choices = [c for c in _choices(kernel, rows, sharing) if c[1] >= first]
+        found = max(choices, default=(0.0, 0, 0))
         shared, dim, count = found
         if shared < sharing.shared:
             break

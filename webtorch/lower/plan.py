@@ -49,6 +49,7 @@ from webtorch.lower.joining_rules import Remark
 from webtorch.lower.joint import join_products
 from webtorch.lower.schedule import in_frugal_order
 from webtorch.lower.together import put_together, renumbered, written_by
+from webtorch.lower.turns import put_in_turn
 
 # A temporary of at least this size is written over in place where that can be.
 _IN_PLACE_BYTES = 1 << 16
@@ -537,7 +538,7 @@ class _Planner:
             steps.append(Dispatch(number, buffers, task.args, task.line))
         self._note_groups(steps, routines)
         kept = {self.memory.buffer_of[n] for n in (*self.inputs, *self.outputs)}
-        for join in (functools.partial(join_products, kept=kept), put_together):
+        for join in (functools.partial(join_products, kept=kept), put_together, put_in_turn):
             remarks: list[Remark] = []
             joined = join(steps, routines, self.limits, remarks=remarks)
             self._note_remarks(steps, routines, remarks)

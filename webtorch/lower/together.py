@@ -230,36 +230,11 @@ def _merged(
     run: Updates, steps: list[Step], routines: list[Routine]
 ) -> tuple[Several | Kernel, Dispatch]:
     """Return one routine of several kernels and its dispatch."""
-    places = {b: i for i, b in enumerate(run.buffers)}
-    slots: list[BufferSlot | None] = [None] * len(places)
-    numbers: dict[int, int] = {}
-    kinds: list[DType] = []
-    members: list[tuple[Kernel, Dispatch]] = []
-    for n in run.steps:
-        step = steps[n]
-        assert isinstance(step, Dispatch)
-        kernel = routines[step.routine]
-        assert isinstance(kernel, Kernel)
-        members.append((kernel, step))
-        for b, slot in zip(step.buffers, kernel.buffers, strict=True):
-            slots[places[b]] = slot
-        for a, kind in zip(step.args, kernel.args, strict=True):
-            if a not in numbers:
-                numbers[a] = len(kinds)
-                kinds.append(kind)
-    whole = tuple(s for s in slots if s is not None)
-    parts: list[Kernel] = []
-    stages = 0
-    for kernel, step in members:
-        places_here = {i: places[b] for i, b in enumerate(step.buffers)}
-        numbers_here = {i: numbers[a] for i, a in enumerate(step.args)}
-        parts.append(renumbered(kernel, places_here, numbers_here, whole, tuple(kinds), stages))
-        # Those beside each other have rows of their own.
-        stages += 0 if run.vector is not None else len(kernel.reduces)
+    beside = run.vector is not None
+    parts, whole, kinds, dispatch = in_common(run.steps, steps, routines, not beside)
     name = f"{parts[0].name}_x{len(parts)}"
-    dispatch = Dispatch(0, tuple(run.buffers), tuple(numbers), members[-1][1].line)
-    if not stages:
-        return Several(name, tuple(parts), whole, tuple(kinds)), dispatch
+    if beside or not parts[0].reduces:
+        return Several(name, parts, whole, kinds), dispatch
     one = replace(
         parts[0],
         name=name,
@@ -267,6 +242,43 @@ def _merged(
         stores=tuple(s for p in parts for s in p.stores),
     )
     return one, dispatch
+
+
+def in_common(
+    numbers: Sequence[int],
+    steps: Sequence[Step],
+    routines: Sequence[Routine],
+    count_stages: bool = False,
+) -> tuple[tuple[Kernel, ...], tuple[BufferSlot, ...], tuple[DType, ...], Dispatch]:
+    """Return the kernels of some steps with their buffers and arguments numbered in common, these, and the dispatch of
+    all; with `count_stages`, also their reductions.
+    """
+    slots: dict[int, BufferSlot] = {}
+    args: dict[int, DType] = {}
+    members: list[tuple[Kernel, Dispatch]] = []
+    for n in numbers:
+        step = steps[n]
+        assert isinstance(step, Dispatch)
+        kernel = routines[step.routine]
+        assert isinstance(kernel, Kernel)
+        members.append((kernel, step))
+        for b, slot in zip(step.buffers, kernel.buffers, strict=True):
+            known = slots.setdefault(b, slot)
+            if known.access != slot.access:
+                slots[b] = replace(slot, access="read_write")
+        args.update(zip(step.args, kernel.args, strict=True))
+    places, counts = ({k: i for i, k in enumerate(known)} for known in (slots, args))
+    whole, kinds = tuple(slots.values()), tuple(args.values())
+    parts: list[Kernel] = []
+    stages = 0
+    for kernel, step in members:
+        places_here = {i: places[b] for i, b in enumerate(step.buffers)}
+        numbers_here = {i: counts[a] for i, a in enumerate(step.args)}
+        parts.append(renumbered(kernel, places_here, numbers_here, whole, kinds, stages))
+        # Those beside each other have rows of their own.
+        stages += len(kernel.reduces) if count_stages else 0
+    dispatch = Dispatch(0, tuple(slots), tuple(args), members[-1][1].line)
+    return tuple(parts), whole, kinds, dispatch
 
 
 def without_unused(steps: list[Step], routines: list[Routine]) -> tuple[list[Step], list[Routine]]:

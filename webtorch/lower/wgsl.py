@@ -27,6 +27,7 @@ from webtorch.ir.limits import Limits
 from webtorch.lower.templates import attention, conv, generic, matmul, matrices, scan, sort
 from webtorch.lower.wgsl_kernel import render_kernel, render_several
 from webtorch.lower.wgsl_shader import Engine, WgslPass
+from webtorch.lower.wgsl_turns import render_turns
 
 # Positions are 32-bit numbers with a sign; a loop looks a little beyond its end.
 _MAX_POSITIONS = (1 << 31) - (1 << 24)
@@ -63,6 +64,8 @@ def render(routine: Routine, limits: Limits, engine: Engine) -> list[WgslPass]:
     match routine:
         case Kernel():
             return render_kernel(routine, limits, engine)
+        case Several() if routine.groups:
+            return render_turns(routine, limits, engine)
         case Several():
             return render_several(routine, limits)
         case Matmul():

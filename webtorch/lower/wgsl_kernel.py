@@ -41,7 +41,7 @@ def render_kernel(kernel: Kernel, limits: Limits, engine: Engine) -> list[WgslPa
     return render_reduction(kernel, limits)
 
 
-def _flat(kernel: Kernel) -> Kernel:
+def flat(kernel: Kernel) -> Kernel:
     """Return a kernel without reductions with its inner points made outer ones."""
     if not kernel.inner:
         return kernel
@@ -148,7 +148,7 @@ _MERGED_SIZE = 64
 def _draft(kernel: Kernel, limits: Limits, wanted: int = 0, vectors: bool = True) -> Draft:
     """Return what the dispatch is made of, in workgroups of `wanted`, if given; an invocation takes
     several points only with `vectors`."""
-    kernel = _flat(kernel)
+    kernel = flat(kernel)
     writer = KernelWriter(kernel, limits)
     count = kernel.outer_count
     if vectors and not writer.in_turn:

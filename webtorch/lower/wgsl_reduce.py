@@ -18,6 +18,7 @@ from typing import cast
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import (
     bool_,
+    float32,
     float64,
     int32,
 )
@@ -36,6 +37,7 @@ from webtorch.lower.sizes import size_class
 from webtorch.lower.wgsl_shader import Draft, WgslPass, beside, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import TWO_WORDS, combine, convert, identity, wgsl_type, wrap
 from webtorch.lower.wgsl_writer import KernelWriter, Scope, rounded_by_store
+from webtorch.ops.bits import half_of
 
 # Most points that one invocation takes without a loop, and most expression nodes that this may
 # multiply to.
@@ -91,7 +93,7 @@ def choose_geometry(writer: KernelWriter) -> Geometry:
     if limits.varying:
         m, n = size_class(m), size_class(n)
     most = power_below(min(limits.max_workgroup_invocations, 1024 if limits.is_gpu else 64))
-    columns = _reads_columns(writer)
+    columns = reads_columns(writer)
     # (On a software adapter a barrier costs more to compile than some hundred turns of a loop to run.)
     if n <= 16 or (not limits.is_gpu and ((m >= 32 and n <= _iterations(writer)) or n <= 512)):
         return Geometry(64 if m >= 64 else power_below(m), 1, True)
@@ -140,7 +142,7 @@ def _split(
     return max(needed, min(target // groups, n // least))
 
 
-def _reads_columns(writer: KernelWriter) -> bool:
+def reads_columns(writer: KernelWriter) -> bool:
     """Whether neighbouring outer points read neighbouring elements while the inner points are
     apart."""
     k = writer.kernel
@@ -157,9 +159,11 @@ def _reads_columns(writer: KernelWriter) -> bool:
             continue
         # The larger buffer decides.
         weight = k.buffers[cast(int, node.value)].elements
-        if form.stride(writer.rank + last_inner) == 1:
+        inside, beside = form.stride(writer.rank + last_inner), form.stride(last_outer)
+        if inside == 1:
             score -= weight
-        elif form.stride(last_outer) == 1:
+        elif beside == 1 or 1 < beside <= CARD.most < inside:
+            # Next to each other, or some that are computed together.
             score += weight
     return score > 0
 
@@ -261,16 +265,7 @@ class ReductionWriter:
         if groups_per_point > 1:
             add(f"let part = group % {groups_per_point};")
             point_group = f"(group / {groups_per_point})"
-        if g.ty == 1:
-            tx, ty = "i32(lid)", "0"
-        elif g.tx == 1:
-            tx, ty = "0", "i32(lid)"
-        elif g.columns:
-            tx, ty = f"i32(lid % {g.tx}u)", f"i32(lid / {g.tx}u)"
-        else:
-            tx, ty = f"i32(lid / {g.ty}u)", f"i32(lid % {g.ty}u)"
-        add(f"let tx = {tx};")
-        add(f"let ty = {ty};")
+        self.invocation()
         add(f"let point = {point_group} * {g.tx} + tx;")
         whole = m % g.tx == 0 and grid[0] * grid[1] * grid[2] == groups
         exact = whole and not self.w.limits.varying
@@ -285,6 +280,29 @@ class ReductionWriter:
             self.active = "active_point"
         self.w.top.linear = "o"
         return grid
+
+    def invocation(self) -> None:
+        """Write which of the points of a workgroup an invocation works for, and which of those that share it it is."""
+        g = self.g
+        if g.ty == 1:
+            tx, ty = "i32(lid)", "0"
+        elif g.tx == 1:
+            tx, ty = "0", "i32(lid)"
+        elif g.columns:
+            tx, ty = f"i32(lid % {g.tx}u)", f"i32(lid / {g.tx}u)"
+        else:
+            tx, ty = f"i32(lid / {g.ty}u)", f"i32(lid % {g.ty}u)"
+        self.body += [f"let tx = {tx};", f"let ty = {ty};"]
+
+    def write(self) -> None:
+        """Write the stages and the stores."""
+        if self.static:
+            self.make_static_lanes()
+        for stages in _batches(self.k):
+            accs = self.run_batch(stages)
+            self.gather(accs)
+            self.publish(accs)
+        self.epilogue()
 
     def make_static_lanes(self) -> None:
         """Name the inner points that this invocation keeps for all stages."""
@@ -611,36 +629,51 @@ def _tree(op: str, kind: str, texts: list[str]) -> str:
     return texts[0]
 
 
-def _writer_of(kernel: Kernel, limits: Limits, points: int) -> KernelWriter:
+def writer_of(kernel: Kernel, limits: Limits, points: int) -> KernelWriter:
+    """Return the writer of a reduction, which declares the buffers as so many points want them."""
     writer = KernelWriter(kernel, limits)
     writer.choose_lanes(points)
-    if _reads_columns(writer) and not any(s.level == "inner" for s in kernel.stores):
+    if reads_columns(writer) and not any(s.level == "inner" for s in kernel.stores):
         writer.lanes = 1
         for i, slot in enumerate(kernel.buffers):
             writer.slots[i] = writer._declare(i, slot)
     return writer
 
 
-def _with_dots(kernel: Kernel) -> Kernel:
-    """Return a kernel whose sums of four products of bytes are one operation each."""
+def natively(kernel: Kernel, limits: Limits) -> Kernel:
+    """Return a kernel whose sums of four products of bytes are one operation each, and, where a device knows how, what
+    the bits of a float16 are.
+    """
 
-    def dot(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
+    def other(node: Expr, args: tuple[Expr, ...]) -> Expr | None:
         """Return the operation of WGSL."""
-        del args
         words = ex.dotted(node)
-        return None if words is None else ex.make("dot4", int32, words)
+        if words is not None:
+            return ex.make("dot4", int32, words)
+        word = half_of(node) if limits.has_halves else None
+        return None if word is None else _half(word)
 
     memo: dict[Expr, Expr] = {}
-    reduces = [replace(r, value=ex.rewrite(r.value, dot, memo)) for r in kernel.reduces]
+    reduces = [replace(r, value=ex.rewrite(r.value, other, memo)) for r in kernel.reduces]
     return replace(kernel, reduces=tuple(reduces))
+
+
+def _half(word: Expr) -> Expr:
+    """Return the operation that makes a float32 of the lower half of a word: of what it was cut out of."""
+    place = 0
+    for op, known in (("bitcast", None), ("and", 0xFFFF), ("shr", 16), ("shr", 0)):
+        if word.op == op and (known is None or word.args[1].value == known):
+            word = word.args[0]
+            place = place or (op == "shr" and known == 16)
+    return ex.make("half", float32, (word,), int(place))
 
 
 def render_reduction(kernel: Kernel, limits: Limits) -> list[WgslPass]:
     """Return the shaders of a kernel with reductions: one, or two where the sums are split."""
-    kernel = _with_dots(kernel)
+    kernel = natively(kernel, limits)
     if limits.is_gpu:
         kernel = coarsened(kernel, CARD, limits.varying)
-    writer = _writer_of(kernel, limits, kernel.outer_count * kernel.inner_count)
+    writer = writer_of(kernel, limits, kernel.outer_count * kernel.inner_count)
     geometry = choose_geometry(writer)
     if geometry.split > 1:
         return _split_reduction(kernel, limits, writer, geometry)
@@ -650,14 +683,14 @@ def render_reduction(kernel: Kernel, limits: Limits) -> list[WgslPass]:
 def render_reductions(kernels: Sequence[Kernel], limits: Limits) -> WgslPass | None:
     """Return one dispatch of several reductions, whose buffers and arguments are numbered in common
     and which need nothing of each other; None where they cannot be one."""
-    kernels = [_with_dots(k) for k in kernels]
+    kernels = [natively(k, limits) for k in kernels]
     if limits.is_gpu:
         kernels = [coarsened(k, CARD, limits.varying) for k in kernels]
     # Chosen for the largest: the others take workgroups of the same size.
     points = max(k.outer_count * k.inner_count for k in kernels)
-    writers = [_writer_of(k, limits, points) for k in kernels]
+    writers = [writer_of(k, limits, points) for k in kernels]
     geometry = choose_geometry(max(writers, key=lambda w: w.kernel.outer_count))
-    if geometry.split > 1 or any(_reads_columns(w) != _reads_columns(writers[0]) for w in writers):
+    if geometry.split > 1 or any(reads_columns(w) != reads_columns(writers[0]) for w in writers):
         return None
     return beside([_draft(w, geometry) for w in writers], limits)
 
@@ -666,13 +699,7 @@ def _draft(writer: KernelWriter, geometry: Geometry) -> Draft:
     kernel = writer.kernel
     r = ReductionWriter(writer, geometry)
     grid = r.prologue(1)
-    if r.static:
-        r.make_static_lanes()
-    for stages in _batches(kernel):
-        accs = r.run_batch(stages)
-        r.gather(accs)
-        r.publish(accs)
-    r.epilogue()
+    r.write()
     shared = list(r.shared.values())
     return Draft(writer, r.body, shared, r.size, grid, has_status=bool(kernel.checks))
 

@@ -313,6 +313,18 @@ class KernelWriter:
         for i, slot in enumerate(self.kernel.buffers):
             self.slots[i] = self._declare(i, slot)
 
+    def touches(self, number: int) -> bool:
+        """Return whether the kernel reads or writes a buffer."""
+        return any(s.buffer == number for s in self.kernel.stores) or any(
+            n.value == number for n in self.loads()
+        )
+
+    def plain(self, number: int) -> None:
+        """Declare a buffer by single elements, where it is by vectors."""
+        slot = self.slots[number]
+        if not slot.packed:
+            slot.width, slot.apart = 1, False
+
     def template_slot(self, number: int) -> Slot:
         """Return how a template's buffer appears: one element at a time, small types packed in words."""
         slot = self.kernel.buffers[number]
@@ -691,6 +703,8 @@ class KernelWriter:
                 return _bitcast(node, args[0])
             case "dot4":
                 return f"dot4I8Packed(bitcast<u32>({args[0]}), bitcast<u32>({args[1]}))"
+            case "half":
+                return f"unpack2x16float(bitcast<u32>({args[0]})).{'xy'[node.value]}"
             case "not":
                 inner = node.args[0]
                 if inner.op in ("lt", "le") and inner.args[0].dtype is float64:

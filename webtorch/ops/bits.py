@@ -64,6 +64,17 @@ def half_from_bits(word: Expr) -> Expr:
     return ex.bitcast(found | ex.shl(word & _word_const(0x8000), 16), float32)
 
 
+def half_of(x: Expr) -> Expr | None:
+    """Return the word of which `x` is the `half_from_bits`, or None."""
+    if x.op != "bitcast" or x.dtype is not float32 or x.args[0].op != "or":
+        return None
+    sign = x.args[0].args[1]
+    if sign.op != "shl" or sign.args[0].op != "and":
+        return None
+    word = sign.args[0].args[0]
+    return word if word.dtype is uint32 and half_from_bits(word) is x else None
+
+
 def _to_word(x: Expr, dtype: DType) -> Expr:
     """Return the bits of an element of `dtype`, which is given in its compute type."""
     if dtype is float64:

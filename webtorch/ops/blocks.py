@@ -652,46 +652,52 @@ def _factored(values: Sequence[Expr], row: Sequence[Expr]) -> Expr:
 
 # Neighbours in a row that have a scale in common: elements of four words of a format.
 RUN = 16
-# A number of a row is three signed bytes, of which each is 128 less than that of the number and this; the largest
-# number of which that has them, less what rounding may add.
-_CLEAR, _MOST = 0x808080, 0x7F7F7F - 1000
-PLANES = 3
+# A number of a row is so many signed bytes, of which each is 128 less than that of the number and _CLEAR; of what has
+# float16's eleven bits two are enough.
+PLANES, PLANES_OF_HALVES = 3, 2
+_CLEAR = 0x808080
+# The largest number that has them is _MOST, less what rounding may add.
+_MOST = {3: 0x7F7F7F - 1000, 2: 0x7F7F - 4}
 # The bits of 1e-30, below which a run counts as zeros, so that the scale's inverse is finite; of infinity; of NaN.
 _LEAST, _INFINITE, _NAN = 0x0DA24260, 0x7F800000, 0x7FC00000
 
 
-def _in_bytes(_position: Expr, *given: Expr) -> Expr:
+def _in_bytes(planes: int, _position: Expr, *given: Expr) -> Expr:
     """Return a word of a run of a row: by its plane bytes of four elements, the highest first, or behind the planes its
     scale and its sum. `given`: the bits of the run's elements, those of the four, the plane, and which four they are.
     """
+    largest_whole, clear = _MOST[planes], _CLEAR & (1 << 8 * planes) - 1
     run, four, (plane, place) = given[:RUN], given[RUN:-2], given[-2:]
     sizes = [x & 0x7FFFFFFF for x in run]
     most = functools.reduce(lambda a, b: ex.where(a < b, b, a), sizes)
     held = ex.where(most < _INFINITE, most, 0)
     small = held < _LEAST
     largest = ex.bitcast(ex.where(small, _OF_WHOLE, held), float32)
-    inverse = ex.where(small, ex.const(0.0, float32), float(_MOST) / largest)
-    scale = ex.where(small, ex.const(0.0, float32), largest * (1.0 / _MOST))
+    inverse = ex.where(small, ex.const(0.0, float32), float(largest_whole) / largest)
+    scale = ex.where(small, ex.const(0.0, float32), largest * (1.0 / largest_whole))
     bits = ex.where(most < _INFINITE, ex.bitcast(scale, int32), _NAN)
     numbers = [ex.bitcast(x, float32) for x in run]
     while len(numbers) > 1:
         numbers = [a + b for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
     word: Expr | None = None
     for i, x in enumerate(four):
-        q = ex.cast(ex.unary("round", ex.bitcast(x, float32) * inverse), int32) + _CLEAR
-        byte = ex.shl(ex.shr(q, (PLANES - 1 - plane) * 8) & 255, 8 * i)
+        q = ex.cast(ex.unary("round", ex.bitcast(x, float32) * inverse), int32) + clear
+        byte = ex.shl(ex.shr(q, (planes - 1 - plane) * 8) & 255, 8 * i)
         word = byte if word is None else word | byte
     assert word is not None
     signs = ex.const(_EACH_BYTE * 0x80 - (1 << 32), int32)
     told = ex.where(ex.eq(place, 0), bits, ex.bitcast(numbers[0], int32))
     # What is infinite or NaN makes the scale NaN.
-    return ex.where(plane < PLANES, ex.where(most < _INFINITE, word ^ signs, 0), told)
+    return ex.where(plane < planes, ex.where(most < _INFINITE, word ^ signs, 0), told)
 
 
-in_bytes = Elementwise(
-    name="_in_bytes", family="elementwise", signature="", doc="Rounds a row to bytes.", expr=_in_bytes,
-    tensors=(), function_in=(),
-)  # fmt: skip
+@functools.cache
+def in_bytes(planes: int) -> Elementwise:
+    """Return the operation that rounds a row to so many bytes a number."""
+    return Elementwise(
+        name=f"_in_{planes}_bytes", family="elementwise", signature="", doc="Rounds a row to bytes.",
+        expr=functools.partial(_in_bytes, planes), tensors=(), function_in=(),
+    )  # fmt: skip
 
 
 def _four(numbers: Sequence[Expr | None]) -> tuple[Expr, int, int] | None:
@@ -732,12 +738,12 @@ def _four(numbers: Sequence[Expr | None]) -> tuple[Expr, int, int] | None:
     return word, 128, less - 128
 
 
-def _dotted(values: Sequence[Expr], row: Sequence[Expr]) -> Expr | None:
+def _dotted(values: Sequence[Expr], row: Sequence[Expr], planes: int) -> Expr | None:
     """Return the sum of values times elements of a row in bytes (`in_bytes`: the words of each run's planes, its scale
     and its sum); None where values are no bytes of words.
     """
     linear = _Linear(values)
-    each = 4 * PLANES + 2
+    each = 4 * planes + 2
     total: dict[Expr | None, Expr] = {}
 
     def add(scale: Expr | None, term: Expr) -> None:
@@ -763,11 +769,13 @@ def _dotted(values: Sequence[Expr], row: Sequence[Expr]) -> Expr | None:
                     lambda a, b: a + b,
                     [ex.dot4(w, words[p * 4 + i]) for i, (w, *_) in enumerate(known)],
                 )
-                for p in range(PLANES)
+                for p in range(planes)
             ]
             high = sums[0] * 256 + sums[1]
             # Small enough, all is one integer.
-            if RUN * max(most for _, most, _ in known) * 128 * 0x10200 < 1 << 31:
+            if planes < PLANES:
+                found = _number(high)
+            elif RUN * max(most for _, most, _ in known) * 128 * 0x10200 < 1 << 31:
                 found = _number(high * 256 + sums[2])
             else:
                 found = _number(high) * 256.0 + _number(sums[2])
@@ -778,10 +786,11 @@ def _dotted(values: Sequence[Expr], row: Sequence[Expr]) -> Expr | None:
 
 
 def _reading(
-    name: str, words: int, blocks: int, shared: Sequence[int], title: str, dots: bool = False
+    name: str, words: int, blocks: int, shared: Sequence[int], title: str, dots: int = 0
 ) -> Reading | None:
     """Return the operation that gives the elements of a format, or sums them, each times one of a row's, over the axes
-    `shared`; `words` as of `_Axes`. dots: the row is in bytes; None where the format's elements are none.
+    `shared`; `words` as of `_Axes`. dots: the row is in so many bytes a number; None where the format's elements are no
+    bytes.
     """
     form = FORMATS[name]
     axes = _Axes(form, words, blocks)
@@ -806,7 +815,7 @@ def _reading(
         if not shared:
             return _without_casts(values[0]) if words else values[0]
         if dots:
-            found = _dotted(values, rest[len(loops) :])
+            found = _dotted(values, rest[len(loops) :], dots)
             return None if found is None else _without_casts(found)
         row = [ex.bitcast(x, float32) for x in rest[len(loops) :]]
         if words:
@@ -819,7 +828,7 @@ def _reading(
     # Which windows there are shows when the formula is written out.
     windows = _Windows(axes, loops)
     blank = [ex.input_(i, int32) for i in range(_MOST_OPERANDS)]
-    given = len(lanes) // RUN * (4 * PLANES + 2) if dots else len(lanes)
+    given = len(lanes) // RUN * (4 * dots + 2) if dots else len(lanes)
     if formula(windows, blank, blank[: len(loops) + given]) is None:
         return None
     count = len(windows.found)
@@ -856,7 +865,7 @@ def unpacking(name: str, words: bool) -> Reading:
 
 
 @functools.cache
-def dotting(name: str, columns: int) -> Reading | None:
+def dotting(name: str, columns: int, planes: int = PLANES) -> Reading | None:
     """Return the operation that `multiplying` returns of words, for a row in bytes. None where there is none, of a
     format whose elements are no bytes of words, too.
     """
@@ -864,7 +873,8 @@ def dotting(name: str, columns: int) -> Reading | None:
     if columns % (form.elements * form.together):
         return None
     shared = (0, *[i + 1 for i in form.shared], len(form.axes) + 1)
-    return _reading(name, RUN // WORD, form.together, shared, "dotted", dots=True)
+    title = "dotted" if planes == PLANES else f"dotted{planes}"
+    return _reading(name, RUN // WORD, form.together, shared, title, dots=planes)
 
 
 @functools.cache

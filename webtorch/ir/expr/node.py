@@ -378,7 +378,7 @@ def rebuild(node: Expr, args: tuple[Expr, ...]) -> Expr:
         return where(*args)
     if len(args) == 2 and node.op in FUNCTIONS:
         return binary(node.op, *args)
-    if len(args) == 1 and node.op not in ("cast", "bitcast", "load"):
+    if len(args) == 1 and node.op in FUNCTIONS and node.op not in ("cast", "bitcast", "load"):
         return unary(node.op, args[0], node.value)
     return make(node.op, node.dtype, args, node.value)
 

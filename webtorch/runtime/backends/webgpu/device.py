@@ -840,11 +840,14 @@ def _limits(limits: dict[str, int], adapter: AdapterInfo, features: frozenset[st
         has_epilogues=True,
         # A software adapter compiles longer than it saves.
         has_several=adapter.is_hardware,
+        has_turns=adapter.is_hardware,
         has_joint_products=adapter.is_hardware,
         family=family_of(adapter.name, adapter.adapter_type),
         has_matrix_units="subgroups" in features and has_matrix_units(adapter, features),
         # Others may be told an instruction that their driver takes apart.
         has_dots=adapter.adapter_type == "DiscreteGPU",
+        # Drivers of others may take numbers below the normal ones for zeros.
+        has_halves=adapter.name.startswith("NVIDIA"),
     )
     # A one-dimensional workgroup can be no wider than its first side.
     widest = min(found.max_workgroup_invocations, limits["max-compute-workgroup-size-x"])

@@ -1,0 +1,171 @@
+"""Small kernels that need each other, in one dispatch: which run in turn, in how many groups, and what they give."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import webtorch
+from tests.lower.graphs import program_of
+from tests.lower.test_together import packed
+from webtorch.ir import expr as ex
+from webtorch.ir.dtype import float32
+from webtorch.ir.kernel import BufferSlot, Kernel, Several, Store
+from webtorch.ir.program import Dispatch, Program
+from webtorch.lower.turns import put_in_turn
+from webtorch.nn import functional as F
+from webtorch.quantization import quantize
+from webtorch.runtime.meta import COMMON_GPU
+from webtorch.tensors.device import resolve
+
+GPU = replace(COMMON_GPU, has_turns=True)
+
+
+def turns(program: Program) -> list[tuple[int, int]]:
+    """Return of each step how many kernels run in turn, and in how many groups."""
+    routines = [program.routines[s.routine] for s in program.steps if isinstance(s, Dispatch)]
+    return [(len(r.parts), r.groups) if isinstance(r, Several) else (1, 0) for r in routines]
+
+
+def test_what_a_norm_leaves_is_rounded_where_it_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = packed(1024, 4096)
+    backend: Any = resolve("meta").backend
+    monkeypatch.setattr(backend, "limits", replace(GPU, has_dots=True))
+
+    def layer(x: webtorch.Tensor) -> webtorch.Tensor:
+        return F.rms_norm(x, (4096,)) @ weight.T
+
+    x = webtorch.zeros(1, 4096, device="meta")
+    program = program_of(layer, x, limits=backend.limits)
+    assert turns(program) == [(2, 1), (1, 0)]
+    row = program.routines[0]
+    assert isinstance(row, Several) and [len(p.reduces) for p in row.parts] == [1, 0]
+    assert Program.from_json(program.to_json()) == program
+
+
+def attention(q: Any, k: Any, v: Any) -> Any:
+    """Attention of one query for each of some heads, as sums."""
+    scores = (q.unsqueeze(1) * k).sum(-1) * 0.125  # (heads, places)
+    parts = webtorch.softmax(scores, -1)
+    return (parts.unsqueeze(-1) * v).sum(1).tanh()
+
+
+def test_heads_need_their_own_scores_only() -> None:
+    shapes = ((4, 16), (4, 24, 16), (4, 24, 16))
+    given = [webtorch.zeros(*s, device="meta") for s in shapes]
+    assert turns(program_of(attention, *given, limits=GPU)) == [(3, 4)]
+    # Keys that lie place by place are read only: heads are still apart.
+    assert len(program_of(attention, *given, limits=replace(GPU, has_turns=False)).steps) == 3
+
+
+def test_what_all_need_is_one_group_and_what_is_long_stays_apart() -> None:
+    def normed(x: Any) -> Any:
+        total = (x * x).sum(0)  # of columns, which all rows need
+        return (x * total.sqrt()).sum(1)
+
+    small, large = (webtorch.zeros(n, n, device="meta") for n in (32, 2048))
+    assert turns(program_of(normed, small, limits=GPU)) == [(2, 1)]
+    assert {g for _, g in turns(program_of(normed, large, limits=GPU))} == {0}
+
+
+def test_groups_follow_from_where_kernels_read_and_write() -> None:
+    size = 64
+    i, j = ex.index(0, size), ex.index(1, 8)
+    slots = (BufferSlot(float32, "read", 8 * size), BufferSlot(float32, "write", 8 * size))
+    value = ex.load(0, float32, i * 8 + j)
+    first = Kernel("first", (size, 8), (), slots, (), (), (Store(1, i * 8 + j, value),))
+    again = replace(slots[1], access="read"), replace(slots[0], access="write")
+
+    def groups(position: ex.Expr) -> int:
+        """Return how many groups there are where the second kernel reads at a position of what the first writes."""
+        store = Store(1, i * 8 + j, ex.load(0, float32, position) + 1.0)
+        kernel = Kernel("second", (size, 8), (), again, (), (), (store,))
+        steps = [Dispatch(0, (0, 1), ()), Dispatch(1, (1, 2), ())]
+        _, routines = put_in_turn(list(steps), [first, kernel], GPU, [])
+        assert isinstance(routines[0], Several)
+        return routines[0].groups
+
+    assert groups(i * 8 + j) == 64
+    assert groups(i * 8 + (7 - j)) == 64
+    # The neighbour's row; columns; a position that data give.
+    assert groups(ex.mod(i + 1, size) * 8 + j) == 1
+    assert groups(j * size + i) == 1
+    assert groups(ex.cast(value, i.dtype)) == 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_kernels_in_turn_give_what_they_give_apart(device: str, dtype: str) -> None:
+    runtime = resolve(device)
+    backend: Any = runtime.backend
+    rng = np.random.default_rng(0)
+    kind = getattr(webtorch, dtype)
+    shapes = ((4, 16), (4, 24, 16), (4, 24, 16), (33, 10), (7,))
+
+    def step(q: Any, k: Any, v: Any, x: Any, at: Any) -> tuple[Any, ...]:
+        norm = F.rms_norm(x.flatten(), (330,)).view(33, 10)
+        kept = webtorch.zeros(33, 16, dtype=kind, device=device)
+        kept[5:12, 3:13] = norm[at.long()]
+        return attention(q, k, v), norm.cumsum(0), kept, norm.argmax(), (norm > 0).any(1)
+
+    given = [webtorch.tensor(rng.standard_normal(s), dtype=kind).to(device) for s in shapes[:4]]
+    given.append(webtorch.tensor([3, 1, 4, 1, 5, 9, 2], dtype=webtorch.int32).to(device))
+    before, found = backend.limits, []
+    try:
+        for on in (False, True):
+            backend.limits = replace(before, has_turns=on)
+            runtime.programs.clear()
+            compiled = webtorch.compile(step)
+            found.append([y.cpu().numpy().astype(np.float64) for y in compiled(*given)])
+            several = [r for r in compiled.program().routines if isinstance(r, Several)]
+            assert any(r.groups for r in several) == on
+    finally:
+        backend.limits = before
+        runtime.programs.clear()
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-3 if dtype == "float16" else 1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["webgpu"], indirect=True)
+@pytest.mark.parametrize("form", ["Q4_K", "Q6_K"])
+def test_what_a_gate_lets_through_is_rounded_by_who_computed_it(
+    device: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run of 16 numbers is a group: many groups, where the products are large."""
+    runtime = resolve(device)
+    backend: Any = runtime.backend
+    monkeypatch.setattr("webtorch.functions.packed._LARGE", 0)
+    monkeypatch.setattr("webtorch.lower.turns._FEW_GROUPS", 1)
+    monkeypatch.setattr("webtorch.lower.turns._MANY_GROUPS", 64)
+    rng = np.random.default_rng(0)
+    gate, up, down = (
+        webtorch.from_numpy(rng.standard_normal(shape, dtype=np.float32) * 0.1)
+        for shape in ((1024, 512), (1024, 512), (48, 1024))
+    )
+    weights = [quantize(w, f).to(device) for w, f in ((gate, "Q4_K"), (up, "Q4_K"), (down, form))]
+    x = webtorch.from_numpy(rng.standard_normal((1, 512), dtype=np.float32)).to(device)
+    found = []
+    for on in (False, True):
+        limits = replace(backend.limits, is_gpu=True, has_dots=True, has_halves=True, has_turns=on)
+        monkeypatch.setattr(backend, "limits", limits)
+        runtime.programs.clear()
+        step = webtorch.compile(
+            lambda x: (F.silu(x @ weights[0].T) * (x @ weights[1].T)) @ weights[2].T
+        )
+        found.append(step(x).cpu().numpy())
+        several = [r for r in step.program().routines if isinstance(r, Several)]
+        assert (64 in [r.groups for r in several]) == on
+    runtime.programs.clear()
+    exact = (
+        weights[0].cpu().dequantize(),
+        weights[1].cpu().dequantize(),
+        weights[2].cpu().dequantize(),
+    )
+    y = x.cpu()
+    wanted = (F.silu(y @ exact[0].T) * (y @ exact[1].T)) @ exact[2].T
+    for result in found:
+        np.testing.assert_allclose(result, wanted.numpy(), rtol=1e-4, atol=1e-4)
