@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 import webtorch
@@ -92,6 +93,17 @@ def test_what_is_cut_off_has_no_tangent() -> None:
             )
 
     same(program)
+
+
+def test_running_statistics_have_no_tangents() -> None:
+    for lib in (torch, webtorch):
+        x, mean, variance = lib.ones(3, 2), lib.zeros(2), lib.ones(2)
+        forward, norm = lib.autograd.forward_ad, lib.nn.functional.batch_norm
+        with forward.dual_level():
+            dual, moved = forward.make_dual(x, x), forward.make_dual(mean, mean)
+            assert norm(x, moved, variance).shape == norm(dual, mean, variance).shape == (3, 2)
+            with pytest.raises(RuntimeError, match="not differentiable wrt running_mean"):
+                norm(dual, moved, variance)
 
 
 def test_a_tangent_that_is_copied_is_one_tensor_of_all_of_the_memory() -> None:

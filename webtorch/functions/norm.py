@@ -21,6 +21,7 @@ from webtorch.ops.elementwise import rsqrt, sqrt
 from webtorch.ops.layout import ChannelsLastAs, row_major
 from webtorch.ops.precision import is_short, to_type, widened
 from webtorch.ops.record import ANEW, WHOLE, Anew, Autocast, composite
+from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.tensor import Tensor
 
 ONE_VALUE = "Expected more than 1 value per channel when training, got input size {}"
@@ -328,6 +329,14 @@ def batch_norm(
     if input.ndim < 2:
         raise ShapeError(
             f"batch_norm: expected at least 2D input (got {input.ndim}D input). Unsqueeze a batch dim first."
+        )
+    if transforms.count and any(
+        input in level and any(x is not None and x in level for x in (running_mean, running_var))
+        for level in mode.forward
+    ):
+        raise RuntimeError(
+            "batch_norm is not differentiable wrt running_mean and running_var, they cannot have forward grad "
+            "defined: give them without tangents, as in running_mean.detach()"
         )
     channels, rank = input.shape[1], input.ndim
     _check_channels(
