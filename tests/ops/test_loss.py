@@ -166,23 +166,23 @@ def test_cross_entropy_survives_large_logits(device: str) -> None:
 ERRORS: dict[str, tuple[Callable[..., Any], list[torch.Tensor], str]] = {
     "one row, classes": (
         lambda f, x, t: f.cross_entropy(x[0], t[:2]),
-        (X, CLASSES),
+        [X, CLASSES],
         "1D target must have size 1",
     ),
     "many targets": (
         lambda f, x, t: f.nll_loss(x, x[:, :2]),
-        (X, CLASSES),
+        [X, CLASSES],
         "multi-target not supported",
     ),
     "triplets of other dims": (
         lambda f, x, t: f.triplet_margin_loss(x[0], x, x[0]),
-        (X, CLASSES),
+        [X, CLASSES],
         "same number of dimensions",
     ),
     # The shape comes before the values.
     "probabilities of other shape": (
         lambda f, x, t: f.binary_cross_entropy(x * 9, x[:1]),
-        (X, CLASSES),
+        [X, CLASSES],
         "Using a target size",
     ),
     "reduction": (lambda F, x, y: F.soft_margin_loss(x, y, reduction="average"), [X, Y], "average"),
