@@ -450,10 +450,10 @@ class _Stepper:
             several = rows if len(places) == len(rows) else [rows[p] for p in places]
             later, after = self._group(given, options, several)
             left += [places[p] for p in later]
-            for n, x in zip(counts, after):
-                done = {*later}
-                found = [lists[n][p] for i, p in enumerate(places) if i not in done]
-                torch._foreach_copy_(found, [x] * len(found))
+            done = [p for i, p in enumerate(places) if i not in {*later}]
+            if done:
+                for n, x in zip(counts, after):
+                    torch._foreach_copy_([lists[n][p] for p in done], [x] * len(done))
         if left:
             usual(left)
 
