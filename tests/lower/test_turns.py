@@ -73,6 +73,17 @@ def test_what_all_need_is_one_group_and_what_is_long_stays_apart() -> None:
     assert {g for _, g in turns(program_of(normed, large, limits=GPU))} == {0}
 
 
+def test_what_has_many_points_keeps_the_whole_card_at_work() -> None:
+    def shown(x: Any) -> Any:
+        # A sum of neighbours is a kernel of its own, and what reads it twice another.
+        pairs = x.reshape(64, -1, 2).sum(-1)
+        return (pairs - pairs.flip(1)).tanh()
+
+    few, many = (webtorch.zeros(64, n, device="meta") for n in (256, 4096))
+    assert [n for n, _ in turns(program_of(shown, few, limits=GPU))] == [2]
+    assert [n for n, _ in turns(program_of(shown, many, limits=GPU))] == [1, 1]
+
+
 def test_groups_follow_from_where_kernels_read_and_write() -> None:
     size = 64
     i, j = ex.index(0, size), ex.index(1, 8)

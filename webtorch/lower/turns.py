@@ -24,6 +24,8 @@ from webtorch.lower.together import in_common, without_unused
 _FEW_GROUPS, _MANY_GROUPS = 64, 512
 # Operations of a kernel that one workgroup may do: a multiprocessor takes 2 us for them.
 _MOST_WORK = 400_000
+# Points of a kernel that a few workgroups may take: more of them wait for memory longer than a dispatch costs.
+_MOST_POINTS = 1 << 16
 # How many times as much as all others together a large one takes.
 _LARGER = 16
 # What reading an element counts as.
@@ -122,7 +124,8 @@ def _groups(parts: Sequence[_Part], limits: Limits) -> int | str:
     whole = gcd(*[part.kernel.outer_count for part in parts])
     work = max(part.work for part in parts)
     few = next((g for g in _shares(whole, 1, _FEW_GROUPS)[::-1] if _are_apart(parts, g)), 1)
-    if work <= few * _MOST_WORK:
+    points = max(part.kernel.outer_count for part in parts)
+    if work <= few * _MOST_WORK and points <= _MOST_POINTS:
         return few
     # A large one, and small ones that need what it computes: so many groups keep a card at work, as it does by itself.
     rest = sum(part.work for part in parts) - work
@@ -131,8 +134,8 @@ def _groups(parts: Sequence[_Part], limits: Limits) -> int | str:
             if _are_apart(parts, g):
                 return g
     return (
-        f"a workgroup that needs nothing of others does {work // few} operations of one of them: at most "
-        f"{_MOST_WORK} take less time than a dispatch costs"
+        f"a workgroup that needs nothing of others does {work // few} operations of one of them, which has {points} "
+        f"points: at most {_MOST_WORK}, for {_MOST_POINTS} points, take less time than a dispatch costs"
     )
 
 
