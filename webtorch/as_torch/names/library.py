@@ -65,8 +65,8 @@ class CustomOpDef:
         schema: str | None = None,
         own: bool = False,
     ) -> None:
-        """Name the operator. `schema`: what it takes and gives, "(Tensor x) -> Tensor", if that is known; `own`: whether
-        it has the gradient that is registered, and none of its parts.
+        """Name the operator. `schema`: what it takes and gives, "(Tensor x) -> Tensor", if that is known. `own`: it has
+        the gradient that is registered, and none of its parts.
         """
         self._name = self._qualname = name
         self._own = own
@@ -206,12 +206,13 @@ def _check_fresh(operator: CustomOpDef, args: Args, out: object) -> None:
     for x in flat((out,)):
         if isinstance(x, webtorch.Tensor):
             if any(x._storage is storage for storage in seen):
+                where = getattr(operator, "__module__", "???")
                 raise RuntimeError(
-                    f"{operator._name} (with implementation in {getattr(operator, '__module__', '???')}): The output of "
-                    "this custom operator (1) must not also be an input to this custom operator and (2) may not alias "
-                    "any inputs to this custom operator or other returns. The most common way to trigger this error is "
-                    "if we have y = custom_op(x) and y and x are the same Tensor. Please instead return a clone of the "
-                    "offending output tensor(s) (e.g. return x.clone()) or refactor the custom operator to not return y."
+                    f"{operator._name} (with implementation in {where}): The output of this custom operator (1) must "
+                    "not also be an input to this custom operator and (2) may not alias any inputs to this custom "
+                    "operator or other returns. The most common way to trigger this error is if we have y = "
+                    "custom_op(x) and y and x are the same Tensor. Please instead return a clone of the offending "
+                    "output tensor(s) (e.g. return x.clone()) or refactor the custom operator to not return y."
                 )
             seen.append(x._storage)
 
