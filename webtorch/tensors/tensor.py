@@ -997,11 +997,11 @@ class Tensor(TensorBase):
 
     # Comparisons are elementwise; `bind` adds the operators of the table.
     @plays("parts")
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
         raise NotImplementedError
 
     @plays("parts")
-    def __ne__(self, other: object) -> Any:
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
         raise NotImplementedError
 
 
