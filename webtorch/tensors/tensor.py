@@ -660,7 +660,7 @@ class Tensor(TensorBase):
     def _check_one_element(self) -> None:
         if self.numel() != 1:
             raise RuntimeError(
-                f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
+                f"a Tensor with {self.numel()} elements cannot be converted to Scalar: .tolist() gives all of them"
             )
         if self.is_meta:
             raise NoValuesError(
