@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -43,9 +43,12 @@ Kernel = Callable[..., None]
 # the scale of the gradients, whether one is infinite, and the learning rate where it is a tensor.
 Row = tuple[torch.Tensor | None, ...]
 Values = Sequence[Tensor | None]
+# One of what all parameters have, after another; None or empty where they have none.
+Lists = Sequence[list[torch.Tensor | None] | None]
 Flags = tuple[bool, ...]
 # What tensors become, by their places in the row. The gradient is given as the one to descend.
 Formula = Callable[[Tensor, Tensor, Values, Sequence[Number], Flags], dict[int, Tensor]]
+_V = TypeVar("_V")
 Rate: TypeAlias = Tensor | Number
 # The same of all tensors of a row, and of their numbers.
 Written = Callable[[Values, Sequence[Number]], dict[int, Tensor]]
@@ -432,39 +435,42 @@ class _Stepper:
         self.refused: set[object] = set()
 
     def step(
-        self, lists: Sequence[Any], options: dict[str, Any], usual: Callable[..., None]
+        self, lists: Lists, options: dict[str, object], usual: Callable[[Sequence[int]], None]
     ) -> None:
         """Step parameters, and as `usual` does those whose step cannot be told."""
-        columns = [n for n, x in enumerate(lists) if isinstance(x, list) and x]
-        counts = [n for n in columns if lists[n][0] is not None and lists[n][0].is_cpu]
+        columns = {n: x for n, x in enumerate(lists) if x}
+        counts = {
+            n: [count for count in x if count is not None]
+            for n, x in columns.items()
+            if x[0] is not None and x[0].is_cpu
+        }
         tensors = [n for n in columns if n not in counts]
         shared = {k: x for k, x in options.items() if isinstance(x, torch.Tensor)}
-        rows = [*zip(*[lists[n] for n in tensors], *map(repeat, shared.values()))]
-        given = [*lists]
+        rows = [*zip(*[columns[n] for n in tensors], *map(repeat, shared.values()))]
+        given: list[object] = [*lists]
         for place, n in enumerate(tensors):
             given[n] = [Place(place)]
         for place, name in enumerate(shared, len(tensors)):
             options[name] = Place(place)
         values: list[tuple[float, ...]] = [()] * len(rows)
         if counts:
-            values = [*zip(*[[x.item() for x in lists[n]] for n in counts])]
+            values = [*zip(*[[x.item() for x in each] for each in counts.values()])]
         done: list[int] = []
         for value, places in _grouped(values):
-            for n, x in zip(counts, value, strict=True):
-                given[n] = [Count(x)]
-                given[n][0].dtype = lists[n][0].dtype
+            for (n, (first, *_)), x in zip(counts.items(), value, strict=True):
+                given[n] = [Count(x, first.dtype)]
             before = len(done)
             after = self._group(given, options, rows, places, done)
-            if (mine := done[before:]) and counts:
-                for n, x in zip(counts, after, strict=True):
-                    torch._foreach_copy_([lists[n][p] for p in mine], [x] * len(mine))
+            if mine := done[before:]:
+                for each, now in zip(counts.values(), after):
+                    torch._foreach_copy_([each[p] for p in mine], [now] * len(mine))
         if len(done) < len(rows):
             usual(sorted({*range(len(rows))}.difference(done)))
 
     def _group(
         self,
-        given: Sequence[Any],
-        options: dict[str, Any],
+        given: Sequence[object],
+        options: dict[str, object],
         rows: Sequence[Row],
         places: Sequence[int],
         done: list[int],
@@ -500,8 +506,8 @@ class _Stepper:
     def _told(
         self,
         run: Run,
-        given: Sequence[Any],
-        options: dict[str, Any],
+        given: Sequence[object],
+        options: dict[str, object],
         rows: Sequence[Row],
         places: Sequence[int],
         done: list[int],
@@ -515,7 +521,7 @@ class _Stepper:
             self._record(each, given, options, [(p, rows[p]) for p in some], done)
 
     def _run(
-        self, given: Sequence[Any], options: dict[str, Any], row: Row
+        self, given: Sequence[object], options: dict[str, object], row: Row
     ) -> tuple[Run, list[torch.Tensor]]:
         """Run the step of a parameter for its numbers."""
         if len(self.shapes) >= _MOST:
@@ -536,8 +542,8 @@ class _Stepper:
     def _record(
         self,
         run: Run,
-        given: Sequence[Any],
-        options: dict[str, Any],
+        given: Sequence[object],
+        options: dict[str, object],
         rows: Sequence[tuple[int, Row]],
         done: list[int],
     ) -> None:
@@ -570,11 +576,11 @@ def _size(row: Row) -> object:
     return x.shape, x.dtype
 
 
-def _grouped(values: Sequence[Any]) -> Iterable[tuple[Any, Sequence[int]]]:
+def _grouped(values: Sequence[_V]) -> Iterable[tuple[_V, Sequence[int]]]:
     """Return the different ones of values, each with its places."""
     if values.count(values[0]) == len(values):
         return [(values[0], range(len(values)))]
-    groups: dict[Any, list[int]] = {}
+    groups: dict[_V, list[int]] = {}
     for place, value in enumerate(values):
         groups.setdefault(value, []).append(place)
     return groups.items()
@@ -600,12 +606,13 @@ def _by(stepper: _Stepper, original: Callable[..., None]) -> Callable[..., None]
     """Return what steps as `original` does, with fewer calls where nobody sees them."""
 
     @functools.wraps(original)
-    def step(*lists: Any, **options: Any) -> None:
+    def step(*lists: list[torch.Tensor | None] | None, **options: object) -> None:
         """Step as PyTorch does what is not on the device, or looked at."""
         if (
             torch.compiler.is_compiling()
             or not lists[0]
-            or not on_device(lists[0][0])
+            or (first := lists[0][0]) is None
+            or not on_device(first)
             or torch.is_grad_enabled()
             or not is_plain()
             or not all(x is None or isinstance(x, list) for x in lists)
@@ -619,11 +626,12 @@ def _by(stepper: _Stepper, original: Callable[..., None]) -> Callable[..., None]
             some = [[x[p] for p in places] if x else x for x in lists]
             original(*some, **options)
             for x, found in zip(lists, some, strict=True):
-                for p, value in zip(places, found or ()):
-                    x[p] = value
+                if x and found:
+                    for p, value in zip(places, found, strict=True):
+                        x[p] = value
 
         # Numbers are compared; those on the CPU are at hand.
-        numbers: dict[str, Any] = {
+        numbers = {
             k: x.item() if isinstance(x, torch.Tensor) and x.is_cpu and x.numel() == 1 else x
             for k, x in options.items()
         }
