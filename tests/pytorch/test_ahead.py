@@ -113,3 +113,23 @@ def test_sizes_that_change_are_computed_as_a_whole(waiting: _Waiting, webgpu: st
             most.append(waiting.runtime.ahead.most)
     assert 8 in most
     assert most[-1] > 8
+
+
+def test_one_size_that_changes_among_others(waiting: _Waiting, webgpu: str) -> None:
+    """A static cache and a mask that grows: layers of one size are computed ahead, a new size is one small program."""
+    net = _net().to(webgpu)
+    most, new = [], []
+    with torch.no_grad():
+        for _ in range(4):
+            for i in range(4, 16):
+                misses = waiting.runtime.counters.misses
+                mask = torch.ones(i, device=webgpu).square().sum()
+                torch.testing.assert_close(
+                    (net(torch.ones(3, 4, device=webgpu)) * 0 + mask).cpu(),
+                    torch.full((3, 4), float(i)),
+                )
+                waiting.wait()
+                most.append(waiting.runtime.ahead.most)
+                new.append(waiting.runtime.counters.misses - misses)
+    assert most[-1] == 8
+    assert not any(new[-8:])

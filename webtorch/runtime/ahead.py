@@ -24,6 +24,8 @@ _MUCH = 96
 _FAR = 4096
 # How often something may be compiled for that until it is given up.
 _NEWS = 8
+# In so few parts sizes may change, and so few programs are compiled for a new size, of as many times more.
+_FEW, _SHARE = 4, 3
 # How many times longer it then takes to begin again.
 _LONGER = 24
 
@@ -79,6 +81,7 @@ class Ahead:
         self.full = False
         self._places: dict[object, tuple[object, ...]] = {}
         self._waited, self._missed = backend.waited, counters.misses
+        self._ran, self._divided = counters.misses + counters.hits, False
         self._count = self._times = 0
         self._after, self._news = _AHEAD_AFTER, _NEWS
 
@@ -89,7 +92,7 @@ class Ahead:
             self._waited = waited
             # Who waits after so many calls seldom waits.
             if _MUCH <= self._count < _FAR:
-                self._turn(self.counters.misses)
+                self._turn()
             self._count = 0
         elif self._count >= _FAR:
             self._times, self.most = 0, _NEVER
@@ -110,18 +113,23 @@ class Ahead:
                 del self._places[next(iter(self._places))]
         return full or before == context
 
-    def divide(self) -> None:
-        """Note that something was computed in parts of its own, since its sizes change."""
-        self._missed = -1
+    def divide(self, varying: int) -> None:
+        """Note that something was computed in parts, and in how many of them sizes change."""
+        self._divided |= varying > _FEW
 
-    def _turn(self, missed: int) -> None:
-        """Note that a thread has waited for much, and how many programs were compiled so far."""
-        new, self._missed = missed != self._missed, missed
+    def _turn(self) -> None:
+        """Note that a thread has waited for much."""
+        misses, ran = self.counters.misses, self.counters.misses + self.counters.hits
+        new, of = misses - self._missed, ran - self._ran
+        self._missed, self._ran = misses, ran
+        # Each part whose size changes would be compiled anew with the calls that meet in it.
+        divided, self._divided = self._divided, False
         if self.most == _NEVER:
-            self._times = 0 if new else self._times + 1
+            self._times = 0 if new or divided else self._times + 1
+            self._after = max(self._after, _LONGER * divided)
             if self._times >= self._after:
                 self.most, self._news = _AHEAD, _NEWS
-        elif new:
+        elif new > _FEW or new * _SHARE > of or divided:
             self._news -= 1
             if not self._news:
                 # Sizes that change, as of a growing cache, would make all parts anew.

@@ -56,6 +56,11 @@ class Cut:
     # The owners whose old values are read by a later part, so that their memory is not taken over.
     keeping: tuple[int, ...]
 
+    @property
+    def varying(self) -> int:
+        """In how many parts sizes change."""
+        return sum([p.varying for p in self.parts])
+
 
 def changed_sizes(before: Sequence[Any], now: Sequence[Any]) -> set[int]:
     """Return the numbers of the nodes that differ in kind, shape or attributes between two outlines."""

@@ -877,7 +877,7 @@ class Runtime:
             for owner, place in zip(owners, known.results, strict=True):
                 owner.node.become_buffer(values[place])
                 owner.donor = None
-        self.ahead.divide()
+        self.ahead.divide(known.cut.varying)
         if listener is not None:
             listener.ran(self, None, None)
 
@@ -989,7 +989,7 @@ class Runtime:
                 count += len(mine)
                 self._run_frozen(part, executable)
         found.end(parts, place, len(frozen.inputs), owners)
-        self.ahead.divide()
+        self.ahead.divide(found.cut.varying)
         if listener is not None:
             listener.ran(self, None, None)
 
