@@ -571,6 +571,9 @@ class LlvmMachine:
 
     def to_float16(self, x: Value) -> Value:
         """Round to nearest, ties to even; NaN stays NaN and large numbers become infinite."""
+        if self.fused:
+            narrow = self.builder.fptrunc(x.value, self.ir.HalfType())
+            return self.wrap(self.builder.bitcast(narrow, self.types["float16"]), "float16")
         u = "uint32"
         bits = self.bits(x, u)
         sign = (bits >> self.constant(16, u)) & self.constant(0x8000, u)
