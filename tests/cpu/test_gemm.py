@@ -147,7 +147,7 @@ def test_small_products_are_loops_that_serve_all_sizes(left: str, right: str, dt
                 buffer.array[...] = rng.standard_normal(buffer.elements)
             expected = _product(r, *[b.array.astype("float64") for b in buffers[:2]])
             # By both ways of calling them.
-            call, _kept = launch.launch(*made.one_call(0))
+            call, _kept = launch.launch(made.one_call(0))
             for run in (
                 partial(made.run, buffers, (), np.zeros(2, np.int64)),
                 partial(call, *[b.address for b in buffers], *made.sizes),
@@ -180,7 +180,7 @@ def test_a_call_of_machine_code_checks_its_arguments() -> None:
         "    for i in range(begin, end):\n"
         "        b0[i] = a0 + float32(n)\n"
     )
-    call, _kept = launch.launch(native, 5, "QdQ", 0, long=True)
+    call, _kept = launch.launch(launch.Call(native, 5, "QdQ", 0, long=True))
     out = np.zeros(8, np.float32)
     call(out.ctypes.data, 0.5, 2)
     np.testing.assert_array_equal(out, [2.5] * 5 + [0] * 3)

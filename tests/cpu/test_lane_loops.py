@@ -95,3 +95,64 @@ def kernel(begin, end, b0: float32, b1: float32, status):
     x, out = np.random.default_rng(0).random((37, turns), np.float32), np.zeros(37, np.float32)
     jit.function(text.strip()).call(0, 37, struct.pack("3Q", x.ctypes.data, out.ctypes.data, 0))
     np.testing.assert_allclose(out, x.sum(1), rtol=1e-6)
+
+
+_ANGLES = """
+def kernel(begin, end, b0: float32, b1: float32, status):
+    for i in range(begin, end):
+        b0[i] = {name}(b1[i])
+"""
+
+
+def _of_angles(name: str, x: np.ndarray) -> np.ndarray:
+    out = np.empty_like(x)
+    native = jit.function(_ANGLES.format(name=name).strip())
+    native.call(0, x.size, struct.pack("3Q", out.ctypes.data, x.ctypes.data, 0))
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "exact", "most"),
+    [
+        ("sin", np.sin, 0.51),
+        ("cos", np.cos, 0.51),
+        ("tan", np.tan, 0.51),
+        ("asin", np.arcsin, 0.66),
+        ("acos", np.arccos, 0.66),
+        ("atan", np.arctan, 0.51),
+    ],
+)
+def test_angles_are_near_the_exact_ones(name: str, exact: np.ufunc, most: float) -> None:
+    rng = np.random.default_rng(5)
+    special = np.array([0, -0.0, np.inf, -np.inf, np.nan, 1, -1, 2, 1e-45, -1e-45, 3e38], "f4")
+    x = [
+        special,
+        rng.uniform(-1, 1, 20_000),
+        rng.uniform(-1, 1, 20_000) * 2.0 ** rng.integers(-40, 120),
+    ]
+    if name in ("sin", "cos", "tan"):
+        # Next to where they are zero; a far one between near ones.
+        multiples = (np.arange(1, 20_000) * (np.pi / 2)).astype(np.float32)
+        mixed = np.where(np.arange(20_000) % 37, 1.0, 1e9) * rng.uniform(-1, 1, 20_000)
+        x += [multiples, np.nextafter(multiples, np.float32(0)), mixed]
+    values = np.concatenate(x).astype(np.float32)
+    found = _of_angles(name, values)
+    with np.errstate(all="ignore"):
+        expected = exact(values.astype(np.float64))
+    assert (np.isnan(found) == np.isnan(expected)).all()
+    known = ~np.isnan(expected)
+    found, expected = found[known], expected[known]
+    assert (np.signbit(found) == np.signbit(expected)).all()
+    unit = np.maximum(np.spacing(np.abs(expected.astype(np.float32))).astype(np.float64), 2.0**-149)
+    assert (np.abs(found - expected) / unit).max() < most
+
+
+def test_angles_are_vectors_of_which_a_far_one_asks_for_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WEBTORCH_CPU_DUMP", "1")
+    engine = jit._engine()
+    engine.object_code(jit.llvm_text(_ANGLES.format(name="sin"), "kernel", True))
+    assert "@wt_sin_f32_" in "".join(x for x in engine.optimised.splitlines() if "call <" in x)
+    engine.object_code(jit.llvm_text(_ANGLES.format(name="acos"), "kernel", True))
+    assert "double" not in engine.optimised and "fdiv" not in engine.optimised

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,13 @@ import torch
 import webtorch
 from tests.scripts.following import scripts
 from webtorch.ir.graph import Form, Node
-from webtorch.runtime.backends.cpu import executable, jit, single, slots
+from webtorch.runtime.backends.cpu import (
+    executable,
+    jit,
+    native_threads,
+    single,
+    slots,
+)
 from webtorch.runtime.backends.cpu.memory import CpuBuffer
 from webtorch.runtime.known import Known
 from webtorch.runtime.realize import Runtime, runtime_for
@@ -185,6 +192,57 @@ def test_threads_compute_their_own_values() -> None:
     for thread in threads:
         thread.join()
     assert not errors
+
+
+def _shared(x: Any) -> Any:
+    """Values that two threads compute, by the function alone from the third time on."""
+    found = None
+    for _ in range(4):
+        found = x * 2.0
+        webtorch.realize(found)
+    return found
+
+
+@pytest.mark.skipif(not native_threads.available(), reason="threads of machine code are Linux's")
+def test_threads_share_a_value(others: list[object]) -> None:
+    before = webtorch.get_num_threads()
+    expected = np.arange(90_000, dtype=np.float32)
+    x = webtorch.from_numpy(expected).clone()
+    try:
+        for count in (2, 1, 3):
+            webtorch.set_num_threads(count)
+            np.testing.assert_array_equal(_shared(x).numpy(), expected * 2)
+        workers = native_threads._words[2]
+        assert workers >= 2
+        del others[:]
+        # Where another thread uses the pool, this one does all of it.
+        native_threads._words[1] = 1
+        np.testing.assert_array_equal(_shared(x).numpy(), expected * 2)
+        assert not native_threads.run(0, 0, 1, 1, b"")
+        native_threads._words[1] = 0
+        assert not others and native_threads._words[2] == workers
+    finally:
+        native_threads._words[1] = 0
+        webtorch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not native_threads.available(), reason="threads of machine code are Linux's")
+def test_a_process_that_was_forked_starts_threads_of_its_own() -> None:
+    x = webtorch.arange(90_000.0)
+    before = webtorch.get_num_threads()
+    webtorch.set_num_threads(2)
+    _shared(x)
+    webtorch.set_num_threads(before)
+    child = os.fork()
+    if child == 0:
+        try:
+            none = native_threads._words[2] == 0
+            webtorch.set_num_threads(2)
+            right = (_shared(x).numpy() == np.arange(90_000, dtype=np.float32) * 2).all()
+        except BaseException:
+            os._exit(2)
+        os._exit(0 if none and right and native_threads._words[2] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_whatever_is_not_as_expected_is_left_alone() -> None:

@@ -129,6 +129,16 @@ def test_threads_share_what_is_computed_of_a_row(vectors: int, together: int) ->
     assert found.outer == (vectors // together, 64) and len(found.reduces) == together
 
 
+def test_threads_do_not_take_places_for_shared_work() -> None:
+    """A sum across rows: its text adds whole rows, which vectors do."""
+    o, k = ex.index(0, 256), ex.index(1, 256)
+    slots = (BufferSlot(float32, "read", 1 << 16), BufferSlot(float32, "write", 256))
+    sums = (Reduce("sum", ex.load(0, float32, o + k * 256), float32),)
+    stores = (Store(1, o, ex.reduced(0, float32)),)
+    kernel = Kernel("sum", (256,), (256,), slots, (), sums, stores)
+    assert coarsened(kernel, THREADS) is kernel
+
+
 def test_neighbours_that_one_point_reads_are_components_of_a_vector() -> None:
     """From places that are multiples of four: elsewhere each is read alone."""
     device = open_device()

@@ -296,7 +296,7 @@ def test_a_new_function_is_one_record() -> None:
         import math
         from webtorch.ir import expr as ex
         from webtorch.ir.expr import cos, sin
-        from webtorch.ir.expr.circular import sin_cpu, sin_f32
+        from webtorch.ir.expr.circular import sin_f32
         from webtorch.ir.expr.node import unary_function
 
         def half(sine):
@@ -304,7 +304,7 @@ def test_a_new_function_is_one_record() -> None:
 
         versine = unary_function(
             "versine", slopes=(lambda x, out: sin(x),), pairs=lambda z: 1.0 - ex.FUNCTIONS["cos"].pairs(z),
-            cost=8, cost_cpu=25, expansion=half(sin_f32), expansion_cpu=half(sin_cpu),
+            cost=8, cost_cpu=25, expansion=half(sin_f32), expansion_cpu=half(ex.FUNCTIONS["sin"].expansion_cpu),
             python=lambda x: 2.0 * math.sin(0.5 * x) ** 2, onnx=half(sin),
         )
         from tests.null import test_scalar_functions as tests

@@ -33,11 +33,14 @@ class Sharing:
     # Operations of one row's turn from which on rows of one vector are computed by twos: more would hold so many
     # registers that few of them run side by side (unpacking Q4_K and Q6_K on an H200).
     dear: int
+    # Whether places that rows compute alike are shared work, before anything is read of them.
+    places: bool
 
 
-CARD = Sharing(4, 8, 1 << 16, 256, 0.2, 8, 3000, 150)
-# A processor's caches feed it: what counts is the work, of which a product's additions are shared by none.
-THREADS = Sharing(8, 8, 1, 1, 0.34, 0, 3000, 3000)
+CARD = Sharing(4, 8, 1 << 16, 256, 0.2, 8, 3000, 150, True)
+# A processor's caches feed it: what counts is the work, of which a product's additions are shared by none. It goes from
+# place to place without multiplying, and adds many neighbours at once where rows lie across the sum (`pysource`).
+THREADS = Sharing(8, 8, 1, 1, 0.34, 0, 3000, 3000, False)
 
 
 def coarsened(kernel: Kernel, sharing: Sharing, varying: bool = False, first: int = 0) -> Kernel:
@@ -75,17 +78,21 @@ def _choices(kernel: Kernel, rows: int, sharing: Sharing) -> Iterator[tuple[floa
     """Yield what part of the work rows share, the dim along which they follow each other, and their count."""
     rank = len(kernel.outer)
     depends: dict[Expr, frozenset[int]] = {}
-    works: list[tuple[int, frozenset[int]]] = []
+    works: list[tuple[int, frozenset[int], bool]] = []
+    of_data: set[Expr] = set()
     for node in ex.walk(*[r.value for r in kernel.reduces]):
         dims = frozenset([node.value[0]]) if node.op == "index" else frozenset[int]()
         depends[node] = dims.union(*[depends[a] for a in node.args])
+        if node.op == "load" or any(a in of_data for a in node.args):
+            of_data.add(node)
         if node.args and any(d >= rank for d in depends[node]):
-            works.append((sharing.load if node.op == "load" else 1, depends[node]))
+            shares = sharing.places or node in of_data
+            works.append((sharing.load if node.op == "load" else 1, depends[node], shares))
     # A sum of what is the same at all points reads nothing.
-    total = sum(w for w, _ in works) or 1
+    total = sum(w for w, _, _ in works) or 1
     invocations = kernel.outer_count * min(kernel.inner_count, sharing.of_a_row)
     for dim, size in enumerate(kernel.outer):
-        same = sum(w for w, dims in works if dim not in dims)
+        same = sum(w for w, dims, shares in works if shares and dim not in dims)
         for count in range(2, min(sharing.most, sharing.most_of_all // rows) + 1):
             if (
                 size % count

@@ -6,6 +6,7 @@ Complex inverse functions are Kahan's (1987): from square roots and real inverse
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from webtorch.ir.dtype import float32, int32, int64, uint32
 from webtorch.ir.expr.arithmetic import (
@@ -63,6 +64,7 @@ from webtorch.ir.expr.node import (
     where,
 )
 from webtorch.ir.expr.pair import Pair, conj, is_infinite, select, times_i
+from webtorch.ir.expr.record import Formula
 
 _NAN, _INF = math.nan, math.inf
 
@@ -92,6 +94,7 @@ _TWO_OVER_PI = (
     0xFE5163AB,
 )
 _LARGE = 30000.0
+_FAR = 1048576.0
 _SIN_CPU = (
     -0.16666666666631555,
     0.008333333325267426,
@@ -222,11 +225,11 @@ def tan_f32(x: Expr) -> Expr:
     return where(ge(abs(x), _LARGE) | isnan(x), _invalid(x, big), _tan_of(*_reduce_small(x)))
 
 
-def _quadrant(x: Expr) -> tuple[Expr, Expr, Expr]:
+def _quadrant(x: Expr, far: bool) -> tuple[Expr, Expr, Expr]:
     """Return the quadrant number of float64 `x`, and the sine and cosine of what is left.
 
-    Cody and Waite's reduction up to 2^20; past that, whole turns are taken off part by part, without rounding. Infinity
-    gives NaN by inf - inf.
+    Cody and Waite's reduction up to 2^20; past that, where `far`, whole turns are taken off part by part, without
+    rounding. Infinity gives NaN by inf - inf.
     """
     shifted = fma(x, 0.6366197723675814, ROUND64)
     n = shifted - ROUND64
@@ -234,15 +237,16 @@ def _quadrant(x: Expr) -> tuple[Expr, Expr, Expr]:
     r = fma(n, -1.57079632673412561417, x)
     r = fma(n, -6.07710050630396597660e-11, r)
     r = fma(n, -2.02226624879595063154e-21, r)
-    turns = const(0.0, x.dtype)
-    for part in _TURN:
-        product = x * part
-        turns = turns + (product - round_(product))
-    quarters = (turns - round_(turns)) * 4.0
-    far = quarters + ROUND64
-    near = abs(x) < 1048576.0
-    shifted = where(near, shifted, far)
-    r = where(near, r, (quarters - (far - ROUND64)) * 1.5707963267948966)
+    if far:
+        turns = const(0.0, x.dtype)
+        for part in _TURN:
+            product = x * part
+            turns = turns + (product - round_(product))
+        quarters = (turns - round_(turns)) * 4.0
+        nearest = quarters + ROUND64
+        near = abs(x) < _FAR
+        shifted = where(near, shifted, nearest)
+        r = where(near, r, (quarters - (nearest - ROUND64)) * 1.5707963267948966)
     z = r * r
     sine = fma(r * z, fused(z, _SIN_CPU), r)
     cosine = fma(z * z, fused(z, _COS_CPU), fma(z, -0.5, 1.0))
@@ -255,28 +259,31 @@ def _turned(quadrant: Expr, a: Expr, b: Expr) -> Expr:
     return where(eq(quadrant & 2, 0), value, -value)
 
 
-@through64
-def sin_cpu(x: Expr) -> Expr:
-    """Return the sine."""
-    quadrant, sine, cosine = _quadrant(x)
+def _sin64(x: Expr, far: bool) -> Expr:
+    quadrant, sine, cosine = _quadrant(x, far)
     # -0 has no other way through the additions.
     return where(eq(x, 0.0), x, _turned(quadrant, sine, cosine))
 
 
-@through64
-def cos_cpu(x: Expr) -> Expr:
-    """Return the cosine."""
-    quadrant, sine, cosine = _quadrant(x)
+def _cos64(x: Expr, far: bool) -> Expr:
+    quadrant, sine, cosine = _quadrant(x, far)
     return _turned(quadrant, cosine, -sine)
 
 
-@through64
-def tan_cpu(x: Expr) -> Expr:
-    """Return the tangent."""
-    quadrant, sine, cosine = _quadrant(x)
+def _tan64(x: Expr, far: bool) -> Expr:
+    quadrant, sine, cosine = _quadrant(x, far)
     odd = ne(quadrant & 1, 0)
     ratio = where(odd, -cosine, sine) / where(odd, sine, cosine)
     return where(eq(x, 0.0), x, ratio)
+
+
+def _forms_cpu(function: Formula) -> dict[str, Formula]:
+    """Return the forms for processors of a function of an angle: for all, and for those that are not far."""
+    return {
+        "expansion_cpu": through64(partial(function, far=True)),
+        "expansion_usual": through64(partial(function, far=False)),
+        "rare": lambda x: ge(abs(x), _FAR) | isnan(x),
+    }
 
 
 # At infinities and NaN complex functions are what C says in its Annex G (PyTorch's are C's).
@@ -345,15 +352,15 @@ def _slope_of_sine(x: Expr, out: Expr) -> Expr:
 
 sin = unary_function(
     "sin", slopes=(_slope_of_sine,), pairs=sin_pair, cost=6, cost_cpu=15,
-    expansion=sin_f32, expansion_cpu=sin_cpu, numpy="sin", python=math.sin, libm="sin", onnx="Sin",
+    expansion=sin_f32, **_forms_cpu(_sin64), numpy="sin", python=math.sin, libm="sin", onnx="Sin",
 )  # fmt: skip
 cos = unary_function(
     "cos", slopes=(lambda x, out: -sin(x),), pairs=cos_pair, cost=6, cost_cpu=15,
-    expansion=cos_f32, expansion_cpu=cos_cpu, numpy="cos", python=math.cos, libm="cos", onnx="Cos",
+    expansion=cos_f32, **_forms_cpu(_cos64), numpy="cos", python=math.cos, libm="cos", onnx="Cos",
 )  # fmt: skip
 tan = unary_function(
     "tan", slopes=(lambda x, out: 1.0 + out * out,), pairs=tan_pair, cost=8, cost_cpu=25,
-    expansion=tan_f32, expansion_cpu=tan_cpu, numpy="tan", python=math.tan, libm="tan", onnx="Tan",
+    expansion=tan_f32, **_forms_cpu(_tan64), numpy="tan", python=math.tan, libm="tan", onnx="Tan",
 )  # fmt: skip
 
 
@@ -362,10 +369,18 @@ tan = unary_function(
 
 _ATAN = (-0.333333164, 0.199984878, -0.142438024, 0.105956383, -0.0608248636)
 _ASIN = (0.166666597, 0.0750051364, 0.0445152223, 0.0318220332, 0.0143849887, 0.0375911295)
+# On [0, 1], to 4e-10.
 _ATAN_CPU = (
-    0.9999999999999987, -0.33333333333264226, 0.19999999984493075, -0.14285712978819, 0.11111057249070953,
-    -0.09089657271710497, 0.07674688329899686, -0.06512148251404287, 0.050427310313302255, -0.02553658661947971,
+    1.0, -0.33333327433815196, 0.19999692628507862, -0.14280130981792966, 0.11060246169860356, -0.08818854513761701,
+    0.0675958647023702, -0.044946650271842595, 0.022760516651125835, -0.007422721175541746, 0.0011348951599815772,
 )  # fmt: skip
+# asin(t) / t - 1 on [0, 0.5], by t^2.
+_ASIN_FUSED = (
+    0.16666659712791443, 0.07500510662794113, 0.04451572149991989, 0.03181760758161545, 0.014402614906430244,
+    0.037565186619758606,
+)  # fmt: skip
+# pi / 2 in two parts of float32.
+_RIGHT = (1.5707963705062866, -4.371138828673793e-08)
 
 
 def _atan_core(t: Expr) -> Expr:
@@ -433,11 +448,7 @@ def _angle(y: Expr, x: Expr) -> Expr:
     t = where(eq(high, 0.0), 0.0, t)
     t = where(eq(low, _INF), 1.0, t)
     t = where(isnan(tall) | isnan(wide), tall + wide, t)
-    # atan t = pi/4 + atan((t - 1) / (t + 1)) brings t below tan(pi / 8).
-    upper = t > 0.4142135623730951
-    s = where(upper, (t - 1.0) / (t + 1.0), t)
-    angle = s * fused(s * s, _ATAN_CPU)
-    angle = where(upper, angle + 0.7853981633974483, angle)
+    angle = t * fused(t * t, _ATAN_CPU)
     angle = where(steep, 1.5707963267948966 - angle, angle)
     left = bitcast(x, int64) < 0
     angle = where(left, 3.141592653589793 - angle, angle)
@@ -445,10 +456,13 @@ def _angle(y: Expr, x: Expr) -> Expr:
     return bitcast(bitcast(angle, int64) | (bitcast(y, int64) & -0x8000000000000000), x.dtype)
 
 
-@through64
+@odd64
 def atan_cpu(x: Expr) -> Expr:
     """Return the inverse tangent."""
-    return _angle(x, const(1.0, x.dtype))
+    steep = x > 1.0
+    t = where(steep, 1.0 / x, x)
+    angle = t * fused(t * t, _ATAN_CPU)
+    return where(steep, 1.5707963267948966 - angle, angle)
 
 
 @through64
@@ -461,6 +475,47 @@ def asin_cpu(x: Expr) -> Expr:
 def acos_cpu(x: Expr) -> Expr:
     """Return the inverse cosine."""
     return _angle(sqrt((1.0 - x) * (1.0 + x)), x)
+
+
+def _from_right_angle(t: Expr, less: Expr) -> Expr:
+    """Return pi / 2 - t - less, where `less` is small, as if rounded once."""
+    high = _RIGHT[0] - t
+    lost = (_RIGHT[0] - high) - t
+    return high + (lost + (_RIGHT[1] - less))
+
+
+def _arc(x: Expr) -> tuple[Expr, Expr, Expr, Expr]:
+    """Return whether |x| > 0.5, t, what asin(t) is beyond t, and what t lacks.
+
+    There t is the root of (1 - |x|) / 2, whose rounding shows, and elsewhere |x|. 1 / t need only be near.
+    """
+    size = abs(x)
+    far = size > 0.5
+    half = fma(size, -0.5, 0.5)
+    root = sqrt(half)
+    inverse = bitcast(0x7EF311C7 - bitcast(root, int32), float32)
+    lost = fma(-root, root, half) * (inverse * 0.5)
+    t = where(far, root, size)
+    z = where(far, half, size * size)
+    return far, t, t * z * fused(z, _ASIN_FUSED), lost
+
+
+def asin_fused(x: Expr) -> Expr:
+    """Return the inverse sine."""
+    far, t, more, lost = _arc(x)
+    end = _from_right_angle(t + t, 2.0 * (more + lost))
+    return copysign(where(far, end, t + more), x)
+
+
+def acos_fused(x: Expr) -> Expr:
+    """Return the inverse cosine."""
+    far, t, more, lost = _arc(x)
+    left = x < 0.0
+    twice, rest = t + t, 2.0 * (more + lost)
+    # pi less the angle; half of it is computed, which is exact.
+    behind = 2.0 * _from_right_angle(t, more + lost)
+    end = where(left, behind, twice + rest)
+    return where(far, end, _from_right_angle(x, copysign(more, x)))
 
 
 def _infinite_as(x: Expr) -> Expr:
@@ -521,13 +576,13 @@ def atan_pair(z: Pair) -> Pair:
 
 asin = unary_function(
     "asin", slopes=(lambda x, out: rsqrt(1.0 - x * x),), pairs=asin_pair, cost=6, cost_cpu=25,
-    expansion=asin_f32, expansion_cpu=asin_cpu, numpy="arcsin", python=math.asin, libm="asin",
-    onnx="Asin",
+    expansion=asin_f32, expansion_cpu=asin_cpu, expansion_fused=asin_fused,
+    numpy="arcsin", python=math.asin, libm="asin", onnx="Asin",
 )  # fmt: skip
 acos = unary_function(
     "acos", slopes=(lambda x, out: -rsqrt(1.0 - x * x),), pairs=acos_pair, cost=6, cost_cpu=25,
-    expansion=acos_f32, expansion_cpu=acos_cpu, numpy="arccos", python=math.acos, libm="acos",
-    onnx="Acos",
+    expansion=acos_f32, expansion_cpu=acos_cpu, expansion_fused=acos_fused,
+    numpy="arccos", python=math.acos, libm="acos", onnx="Acos",
 )  # fmt: skip
 atan = unary_function(
     "atan", slopes=(lambda x, out: 1.0 / (x * x + 1.0),), pairs=atan_pair, cost=6, cost_cpu=25,

@@ -30,6 +30,7 @@ from webtorch.ir.expr.float32 import bits_of, f32, poly, power_of_two, scaled
 from webtorch.ir.expr.float64 import (
     LOG2E,
     ROUND32,
+    exp2_64,
     exp64,
     expm1_64,
     fused,
@@ -198,7 +199,7 @@ def _exp2_onnx(x: Expr) -> Expr:
 
 exp2 = unary_function(
     "exp2", slopes=(lambda x, out: out * _LN2,), pairs=lambda z: exp_pair(z * _LN2),
-    cost=4, cost_cpu=15, expansion=exp2_f32, expansion_cpu=through64(lambda x: exp64(x * _LN2)),
+    cost=4, cost_cpu=15, expansion=exp2_f32, expansion_cpu=through64(exp2_64),
     numpy="exp2", python=lambda x: math.pow(2.0, x), libm="exp2", onnx=_exp2_onnx,
 )  # fmt: skip
 

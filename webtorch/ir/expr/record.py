@@ -63,6 +63,11 @@ class ScalarFunction:
     # -- expansions (webtorch.ir.expr.float32 and float64 say why there are two)
     expansion: Formula | None = None
     expansion_cpu: Formula | None = None
+    # What machine code computes instead of `expansion_cpu`: where the processor multiplies and adds in one, and where
+    # no lane of a vector is `rare` (a test of the operands).
+    expansion_fused: Formula | None = None
+    expansion_usual: Formula | None = None
+    rare: Formula | None = None
 
     # -- languages
     # Python's operator in texts that are Python, and the sign of the printed form.

@@ -91,7 +91,9 @@ _COMPILE_WORK = 6_000_000
 _CALL_COST = 4000
 # What compiles for longer is a long formula: it takes as long as NumPy takes for about so many elements of it.
 _COMPILE_ELEMENTS = 200_000
-# Sharing a kernel among threads pays from this much work in it: some 10 us of one thread.
+# Two threads share a kernel from this much work on, some 4 us of one thread, and all of them from so much: there some
+# 10 us of each of several.
+_SHARED_WORK = 130_000
 _PARALLEL_WORK = 800_000
 # Other threads run Python meanwhile from this much work on.
 _LONG_WORK = 400_000
@@ -117,6 +119,11 @@ class Runner:
     # Whether there may be machine code one day.
     compiles = False
 
+    @property
+    def will_be_one_call(self) -> bool:
+        """Whether it is one call of machine code, once there is some."""
+        return self.compiles and not self.parallel
+
     def kernels(self) -> list[KernelRunner]:
         """Return the generic kernels that it runs."""
         return []
@@ -130,11 +137,11 @@ class Runner:
         """Whether `run` is nothing but one call of machine code, from now on."""
         return self.native is not None and not self.parallel
 
-    def one_call(self, status: int) -> tuple[jit.Native, int, str, int, bool]:
-        """Return that call of addresses, arguments and sizes, for `launch`."""
+    def one_call(self, status: int) -> launch.Call:
+        """Return that call of addresses, arguments and sizes."""
         assert self.native is not None
         kinds = "Q" * (len(self.routine.buffers) + len(self.sizes))
-        return self.native, self.count, kinds, 0, False
+        return launch.Call(self.native, self.count, kinds, 0)
 
 
 class KernelRunner(Runner):
@@ -176,7 +183,7 @@ class KernelRunner(Runner):
         self.spent = 0
         self.step = each * (self.points + _CALL_COST)
         self.enough = max(_COMPILE_WORK, each * _COMPILE_ELEMENTS)
-        self.parallel = self.work >= _PARALLEL_WORK and self.count > 1 and not in_order(kernel)
+        self.parallel = self.work >= _SHARED_WORK and self.count > 1 and not in_order(kernel)
         # Threads get whole cache lines where outer points are single elements.
         self.multiple = 64 if not kernel.inner else 16 if self.count >= 256 else 1
 
@@ -206,7 +213,7 @@ class KernelRunner(Runner):
         if threads == 1:
             native.call(0, self.count, block)
         elif not native_threads.available() or not native_threads.run(
-            native.address, 0, self.count, self.chunk(threads), block, threads
+            native.address, 0, self.count, self.chunk(threads), block
         ):
             parts = split(0, self.count, threads, self.multiple)
             run_parallel(
@@ -217,19 +224,30 @@ class KernelRunner(Runner):
     def is_one_call(self) -> bool:
         """Whether `run` is nothing but one call of machine code, from now on."""
         count = len(self.kernel.buffers) + len(self.kernel.args) + len(self.sizes)
-        return super().is_one_call and count <= launch.MOST
+        return self.native is not None and self.will_be_one_call and count <= launch.MOST
 
-    def one_call(self, status: int) -> tuple[jit.Native, int, str, int, bool]:
-        """Return that call, for `launch`."""
+    @property
+    def will_be_one_call(self) -> bool:
+        """Whether it is one call of machine code, once there is some."""
+        return not self.parallel or native_threads.available()
+
+    def one_call(self, status: int) -> launch.Call:
+        """Return that call."""
         assert self.native is not None
         args = ["d" if d.kind == "float" else "Q" for d in self.kernel.args]
         kinds = "Q" * len(self.kernel.buffers) + "".join(args) + "Q" * len(self.sizes)
         cell = status if self.kernel.checks else 0
-        return self.native, self.count, kinds, cell, self.work >= _LONG_WORK
+        step = 0
+        if self.parallel:
+            native_threads.start()
+            step = self.chunk(max(get_num_threads(), 2))
+        return launch.Call(self.native, self.count, kinds, cell, self.work >= _LONG_WORK, step)
 
     def chunk(self, threads: int) -> int:
         """Return how many outer points a thread takes at a time: parts of some size, and a few for each thread."""
-        parts = max(threads, min(4 * threads, self.work // _CHUNK_WORK))
+        parts = 2
+        if self.work >= _PARALLEL_WORK:
+            parts = max(threads, min(4 * threads, self.work // _CHUNK_WORK))
         return -(-self.count // (parts * self.multiple)) * self.multiple
 
     def _pays(self) -> bool:
@@ -470,7 +488,7 @@ class ScanRunner(ArrayRunner):
         if len(parts) == 1:
             self.native.call(0, self.count, block)
         elif not native_threads.available() or not native_threads.run(
-            self.native.address, 0, self.count, parts[0][1], block, threads
+            self.native.address, 0, self.count, parts[0][1], block
         ):
             run_parallel([functools.partial(self.native.call, *part, block) for part in parts])
 
@@ -707,9 +725,7 @@ class CpuExecutable:
         self.tells = not any(isinstance(r, Host) for r in program.routines)
         self.names, self.head = self._begin()
         # Kernels that are not machine code yet. Once all are, the steps are written anew.
-        self.waiting = (
-            [k for k in self.runners if k.compiles and not k.parallel] if jit.available() else []
-        )
+        self.waiting = [k for k in self.runners if k.will_be_one_call] if jit.available() else []
         self.call = self._compile()
 
     def run(
@@ -767,7 +783,7 @@ class CpuExecutable:
             if made is None or not made.is_one_call or not where.keys() >= {*step.buffers}:
                 return b""
             assert isinstance(step, Dispatch)
-            native, points, kinds, last, long = made.one_call(self.status.ctypes.data)
+            native, points, kinds, last, long, step_points = made.one_call(self.status.ctypes.data)
             if long:
                 return b""
             cells = [where[b] for b in step.buffers]
@@ -777,7 +793,7 @@ class CpuExecutable:
                 else:
                     cells.append((single.CONSTANT, single.bits(constants[a], letter)))
             cells += [(single.CONSTANT, n) for n in (*made.sizes, last)]
-            kernels.append((native.address, points, cells))
+            kernels.append((native.address, points, step_points, cells))
         status = self.status.ctypes.data if self.checks else 0
         return single.plan(kind, number, same, numbers, decl.dtype, decl.elements, status, kernels)
 
@@ -827,9 +843,8 @@ class CpuExecutable:
                 f"args[{a}]" if a < given else repr(program.constants[a - given]) for a in step.args
             ]
             if made.is_one_call:
-                names[f"k{number}"], names[f"w{number}"] = launch.launch(
-                    *made.one_call(self.status.ctypes.data)
-                )
+                call = made.one_call(self.status.ctypes.data)
+                names[f"k{number}"], names[f"w{number}"] = launch.launch(call)
                 cells = [*[f"x{b}.address" for b in step.buffers], *values, *map(str, made.sizes)]
                 lines.append(f"    k{number}({', '.join(cells)})")
                 continue
@@ -843,8 +858,8 @@ class CpuExecutable:
         lines.append(f"    return [{outputs}] if ready is None else []")
         self.text = "\n".join(lines) + "\n"
         exec(compile(self.text, "<program>", "exec"), names)
-        call: Callable[..., list[CpuBuffer]] = names["run"]
-        return call
+        run: Callable[..., list[CpuBuffer]] = names["run"]
+        return run
 
     def _stops(self) -> dict[int, list[str]]:
         """Return lines before steps that let a bad index end the program with what it was given as it was: before that

@@ -13,8 +13,8 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32
 from webtorch.ir.expr.exponential import exp_of_negative
 from webtorch.runtime.backends import philox
-from webtorch.runtime.backends.cpu.llvmtypes import Ir, IrModule, Kind, declared
-from webtorch.runtime.backends.cpu.machine import LlvmMachine, Value
+from webtorch.runtime.backends.cpu.llvmtypes import Ir, Kind, declared
+from webtorch.runtime.backends.cpu.machine import LaneMachine
 from webtorch.runtime.backends.cpu.vectorcode import VectorWriter
 
 EXP = exp_of_negative(ex.input_(0, float32))
@@ -42,24 +42,6 @@ def shape_for(features: str) -> Shape:
     return Shape(4, (8, 6, 4) if "+sse2" in names else (8, 8, 8, 6))
 
 
-class _Machine(LlvmMachine):
-    """Elementary functions of vectors."""
-
-    def __init__(self, module: IrModule, fused: bool, lanes: int) -> None:
-        super().__init__(module, fused)
-        self.lanes = lanes
-        self.types = {k: self.ir.VectorType(t, lanes) for k, t in self.types.items()}
-
-    def fma(self, a: Value, b: Value, c: Value) -> Value:
-        """Return a * b + c, rounded once where the processor can."""
-        if not self.fused:
-            return a * b + c
-        kind = self.types[a.kind]
-        name = f"llvm.fma.v{self.lanes}f{self.widths[a.kind]}"
-        function = declared(self.ir, self.module, name, kind, [kind] * 3)
-        return self.wrap(self.builder.call(function, [a.value, b.value, c.value]), a.kind)
-
-
 @dataclass(frozen=True, slots=True)
 class Operand:
     """A tensor (batch, head, position, element): where it starts, and its strides."""
@@ -84,7 +66,7 @@ class BlockWriter(VectorWriter):
 
     def __init__(self, shape: Shape, fused: bool, position_bits: int) -> None:
         super().__init__(shape.lanes, fused, position_bits)
-        self.machine = _Machine(self.module, fused, shape.lanes)
+        self.machine = LaneMachine(self.module, fused, shape.lanes)
         self.i32 = self.ir.IntType(32)
         self.rows = shape.rows
 

@@ -36,7 +36,7 @@ from webtorch.runtime.interrupt import firm
 
 # Part of the key of code on disk: raise it when loopcode.py, machine.py or lane_loops.py change what is
 # generated.
-_VERSION = 12
+_VERSION = 13
 
 
 @cache

@@ -1,8 +1,9 @@
-"""Functions that loop until every lane is done: remainders of floats, greatest common divisors.
+"""Functions that loop until every lane is done, or that branch where some lane asks for more: remainders of floats,
+greatest common divisors, sines of far angles.
 
 LLVM turns a loop over elements into vector code only where each element is straight code. A function
-here is written for one number and for vectors of them, and carries the attribute by which LLVM's
-vectoriser takes the vector form for the other.
+here is written for one number and for vectors of them, and carries the attribute by which LLVM's vectoriser takes the
+vector form for the other.
 """
 
 from __future__ import annotations
@@ -19,17 +20,28 @@ from webtorch.runtime.backends.cpu.llvmtypes import (
     declared,
 )
 
+# Writes a function for a type of number and a count of lanes.
+Writer = Callable[[Llvm, Builder, Kind, int], None]
 # Lanes of the vector forms that are offered, by the bytes of a number.
 _LANES = {1: (16, 32, 64), 2: (8, 16, 32), 4: (4, 8, 16), 8: (2, 4, 8)}
 
 
 def define(
-    module: IrModule, ir: Llvm, name: str, number: Kind, nbytes: int, vectors: bool
+    module: IrModule,
+    ir: Llvm,
+    name: str,
+    number: Kind,
+    nbytes: int,
+    vectors: bool,
+    write: Writer | None = None,
+    arity: int = 2,
 ) -> IrFunction:
-    """Return the function `name` (of FORMS) of two numbers of a type, which is put into the module.
+    """Return the function `name` of numbers of a type, which is put into the module: one of FORMS, or what `write`
+    writes.
 
     Without `vectors` there is only the form for one number: WebAssembly's vectors have no masks.
     """
+    write = write or FORMS[name]
     scalar = f"wt_{name}_{number.intrinsic_name}"
     found = module.globals.get(scalar)
     if found is not None:
@@ -40,17 +52,18 @@ def define(
     functions = []
     for lanes, kind in forms.items():
         symbol = scalar if lanes == 1 else f"{scalar}_{lanes}"
-        function = ir.Function(module, ir.FunctionType(kind, [kind, kind]), symbol)
+        function = ir.Function(module, ir.FunctionType(kind, [kind] * arity), symbol)
         function.attributes.add("nounwind")
         # Other linkages let LLVM specialise the function for a constant argument, before the vectors.
         function.linkage = "linkonce_odr" if vectors else "internal"
-        FORMS[name](ir, ir.IRBuilder(function.append_basic_block("entry")), number, lanes)
+        write(ir, ir.IRBuilder(function.append_basic_block("entry")), number, lanes)
         functions.append(function)
     if vectors:
         # llvmlite knows no attributes with values, and none of these.
         known = functions[0].attributes
         names = ",".join(
-            f"_ZGV_LLVM_N{lanes}vv_{scalar}({scalar}_{lanes})" for lanes in list(forms)[1:]
+            f"_ZGV_LLVM_N{lanes}{'v' * arity}_{scalar}({scalar}_{lanes})"
+            for lanes in list(forms)[1:]
         )
         for attribute in (
             "noinline",
@@ -73,7 +86,7 @@ def keep(module: IrModule, ir: Llvm) -> None:
         used.initializer = ir.Constant(pointers, forms)
 
 
-def _any(ir: Llvm, b: Builder, test: Ir, lanes: int) -> Ir:
+def some_lane(ir: Llvm, b: Builder, test: Ir, lanes: int) -> Ir:
     """Return whether a test holds in some lane."""
     if lanes == 1:
         return test
@@ -120,7 +133,7 @@ def _remainder(ir: Llvm, b: Builder, number: Kind, lanes: int) -> None:
     quotient = b.fdiv(rest, d)
     size = _called(ir, b, "fabs", wide, quotient)
     more = b.and_(b.fcmp_ordered(">=", size, large), b.fcmp_ordered("<", size, infinity))
-    b.cbranch(_any(ir, b, more, lanes), reduce, done)
+    b.cbranch(some_lane(ir, b, more, lanes), reduce, done)
     b.position_at_end(reduce)
     short = b.bitcast(b.and_(b.bitcast(quotient, words), high_bits), wide)
     less = b.fsub(rest, b.fmul(short, d))
@@ -157,7 +170,7 @@ def _gcd(ir: Llvm, b: Builder, number: Kind, lanes: int) -> None:
     odd, other = b.phi(kind), b.phi(kind)
     odd.add_incoming(start, before)
     other.add_incoming(y, before)
-    b.cbranch(_any(ir, b, b.icmp_unsigned("!=", other, zero), lanes), step, done)
+    b.cbranch(some_lane(ir, b, b.icmp_unsigned("!=", other, zero), lanes), step, done)
     b.position_at_end(step)
     other_odd = b.lshr(other, twos(other))
     smaller = b.icmp_unsigned("<", odd, other_odd)
@@ -173,7 +186,7 @@ def _gcd(ir: Llvm, b: Builder, number: Kind, lanes: int) -> None:
 
 
 # What is written for a type of number and a count of lanes.
-FORMS: dict[str, Callable[[Llvm, Builder, Kind, int], None]] = {
+FORMS: dict[str, Writer] = {
     "remainder": _remainder,
     "gcd": _gcd,
 }

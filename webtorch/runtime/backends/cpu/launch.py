@@ -10,16 +10,34 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from webtorch.runtime.backends.cpu import jit
+from webtorch.runtime.backends.cpu import jit, native_threads
 
 # So many values fit the block, besides the status words.
 MOST = 62
 
-# The words that `self` points to: the kernel, its first and last points, how many values there are, which of them are
-# floating point (a bit each), the cell that follows them, and whether other threads may run meanwhile.
+
+class Call(NamedTuple):
+    """A call of machine code: all of a kernel.
+
+    `kinds` has a letter for each value that it is given: "Q" for an address or an integer, "d" for a floating-point
+    number. `last` is the cell that follows them. `long`: other threads run Python meanwhile. `step`: so many points go
+    to a thread at a time; 0 where this thread has them all.
+    """
+
+    native: jit.Native
+    points: int
+    kinds: str
+    last: int
+    long: bool = False
+    step: int = 0
+
+
+# The words that `self` points to: the kernel, its last point, how many values there are, which of them are floating
+# point (a bit each), the cell that follows them, whether other threads may run meanwhile, how many points go to a
+# thread, and the pool of threads.
 _TEXT = """
 declare ptr @PyLong_AsVoidPtr(ptr)
 declare i64 @PyLong_AsUnsignedLongLongMask(ptr)
@@ -30,14 +48,34 @@ declare ptr @PyEval_SaveThread()
 declare void @PyEval_RestoreThread(ptr)
 declare void @PyErr_BadArgument()
 
+define internal void @work(ptr %words, ptr %block) {
+entry:
+  %kernel = load ptr, ptr %words
+  %p1 = getelementptr i64, ptr %words, i64 1
+  %behind = load i64, ptr %p1
+  %p6 = getelementptr i64, ptr %words, i64 6
+  %step = load i64, ptr %p6
+  %alone = icmp eq i64 %step, 0
+  br i1 %alone, label %here, label %share
+here:
+  call void %kernel(i64 0, i64 %behind, ptr %block)
+  ret void
+share:
+  %p7 = getelementptr i64, ptr %words, i64 7
+  %pool = load ptr, ptr %p7
+  %shared = load ptr, ptr %pool
+  call void %shared(ptr %pool, ptr %kernel, i64 0, i64 %behind, i64 %step, ptr %block)
+  ret void
+}
+
 define ptr @wt_launch(ptr %self, ptr %args, i64 %count) {
 entry:
   %block = alloca [64 x i64], align 16
   %words = call ptr @PyLong_AsVoidPtr(ptr %self)
+  %p2 = getelementptr i64, ptr %words, i64 2
+  %wanted = load i64, ptr %p2
   %p3 = getelementptr i64, ptr %words, i64 3
-  %wanted = load i64, ptr %p3
-  %p4 = getelementptr i64, ptr %words, i64 4
-  %floats = load i64, ptr %p4
+  %floats = load i64, ptr %p3
   %right = icmp eq i64 %count, %wanted
   br i1 %right, label %next, label %wrong
 wrong:
@@ -68,8 +106,8 @@ stored:
   %bits1 = lshr i64 %bits, 1
   br label %next
 all:
-  %p5 = getelementptr i64, ptr %words, i64 5
-  %last = load i64, ptr %p5
+  %p4 = getelementptr i64, ptr %words, i64 4
+  %last = load i64, ptr %p4
   %end = getelementptr i64, ptr %block, i64 %count
   store i64 %last, ptr %end
   %error = call ptr @PyErr_Occurred()
@@ -78,22 +116,17 @@ all:
 raised:
   ret ptr null
 ready:
-  %kernel = load ptr, ptr %words
-  %p1 = getelementptr i64, ptr %words, i64 1
-  %first = load i64, ptr %p1
-  %p2 = getelementptr i64, ptr %words, i64 2
-  %behind = load i64, ptr %p2
-  %p6 = getelementptr i64, ptr %words, i64 6
-  %long = load i64, ptr %p6
+  %p5 = getelementptr i64, ptr %words, i64 5
+  %long = load i64, ptr %p5
   %lets = icmp ne i64 %long, 0
   br i1 %lets, label %apart, label %here
 apart:
   %thread = call ptr @PyEval_SaveThread()
-  call void %kernel(i64 %first, i64 %behind, ptr %block)
+  call void @work(ptr %words, ptr %block)
   call void @PyEval_RestoreThread(ptr %thread)
   br label %done
 here:
-  call void %kernel(i64 %first, i64 %behind, ptr %block)
+  call void @work(ptr %words, ptr %block)
   br label %done
 done:
   %zero = call ptr @PyLong_FromLong(i64 0)
@@ -140,15 +173,18 @@ def _address() -> int:
     return jit.assemble(_TEXT, ("wt_launch",))[0]
 
 
-def launch(
-    native: jit.Native, count: int, kinds: Sequence[str], last: int, long: bool
-) -> tuple[Callable[..., object], object]:
-    """Return a function that runs points 0 to `count` of a kernel, and what must live as long as that does.
-
-    It takes a value for each of `kinds`: "Q" for an address or an integer, "d" for a floating-point number. `last` is
-    the cell that follows them. `long`: other threads run meanwhile.
-    """
-    floats = sum(1 << i for i, kind in enumerate(kinds) if kind == "d")
-    words = (ctypes.c_uint64 * 7)(native.address, 0, count, len(kinds), floats, last, int(long))
+def launch(call: Call) -> tuple[Callable[..., object], object]:
+    """Return a function that makes a call, of its values, and what must live as long as that does."""
+    floats = sum(1 << i for i, kind in enumerate(call.kinds) if kind == "d")
+    words = (ctypes.c_uint64 * 8)(
+        call.native.address,
+        call.points,
+        len(call.kinds),
+        floats,
+        call.last,
+        int(call.long),
+        call.step,
+        native_threads.POOL,
+    )
     function = builtin(b"launch", _address(), words)
-    return function, (words, native)
+    return function, (words, call.native)

@@ -15,8 +15,16 @@ from typing import Any, TypeVar
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import ALL, float16, float32
 from webtorch.ir.expr import FUNCTIONS, Expr
+from webtorch.ir.expr.record import Formula, ScalarFunction
 from webtorch.runtime.backends.cpu import lane_loops
-from webtorch.runtime.backends.cpu.llvmtypes import Builder, Ir, IrModule, Kind, Llvm
+from webtorch.runtime.backends.cpu.llvmtypes import (
+    Builder,
+    Ir,
+    IrModule,
+    Kind,
+    Llvm,
+    declared,
+)
 
 FLOATS = {"float32", "float64"}
 HALVES = {"float16", "bfloat16"}
@@ -391,6 +399,33 @@ class LlvmMachine:
         )
         return self.wrap(self.builder.call(function, [a.value, b.value]), a.kind)
 
+    def branching(self, function: ScalarFunction, args: Sequence[Value]) -> Value:
+        """Call a function that computes its usual form where no lane is rare."""
+        rare, usual, all_ = function.rare, function.expansion_usual, function.expansion_cpu
+        assert rare is not None and usual is not None and all_ is not None
+
+        def write(ir: Llvm, b: Builder, number: Kind, lanes: int) -> None:
+            """Write it for some lanes."""
+            machine = LaneMachine(self.module, self.fused, lanes)
+            machine.builder = b
+            inputs = [machine.wrap(x, "float32") for x in b.function.args]
+
+            def of(formula: Formula) -> Ir:
+                """Return the value of a formula."""
+                return machine.evaluate(_form(formula, len(inputs)), inputs).value
+
+            some = lane_loops.some_lane(ir, b, of(rare), lanes)
+            plain, seldom = (b.function.append_basic_block(n) for n in ("usual", "rare"))
+            b.cbranch(some, seldom, plain)
+            for block, formula in ((plain, usual), (seldom, all_)):
+                b.position_at_end(block)
+                b.ret(of(formula))
+
+        called = lane_loops.define(
+            self.module, self.ir, function.name, self.types["float32"], 4, True, write, len(args)
+        )
+        return self.wrap(self.builder.call(called, [a.value for a in args]), "float32")
+
     def shift(self, op: str, a: Value, b: Value) -> Value:
         """Shift; a count of the type's size or more shifts everything out."""
         bits = self.constant(self.widths[a.kind], a.kind)
@@ -441,7 +476,11 @@ class LlvmMachine:
         if function is None or function.expansion_cpu is None:
             raise TypeError(f"no such function in kernels: {name}")
         if args[0].kind == "float32":
-            return self.evaluate(_expansion(name), args)
+            if function.rare is not None and self.widths["int"] == 64:
+                return self.branching(function, args)
+            if function.expansion_fused is not None and self.fused:
+                return self.evaluate(_form(function.expansion_fused, len(args)), args)
+            return self.evaluate(_form(function.expansion_cpu, len(args)), args)
         if args[0].kind not in FLOATS:
             return getattr(self, f"{name}_of_integers")(*args)
         return self.intrinsic(function.libm, "float64", *args)
@@ -532,6 +571,9 @@ class LlvmMachine:
 
     def to_float16(self, x: Value) -> Value:
         """Round to nearest, ties to even; NaN stays NaN and large numbers become infinite."""
+        if self.fused:
+            narrow = self.builder.fptrunc(x.value, self.ir.HalfType())
+            return self.wrap(self.builder.bitcast(narrow, self.types["float16"]), "float16")
         u = "uint32"
         bits = self.bits(x, u)
         sign = (bits >> self.constant(16, u)) & self.constant(0x8000, u)
@@ -587,12 +629,29 @@ class LlvmMachine:
         return (key << self.constant(32, "int64")) | low
 
 
+class LaneMachine(LlvmMachine):
+    """Writes the same for vectors of some lanes."""
+
+    def __init__(self, module: IrModule, fused: bool, lanes: int) -> None:
+        super().__init__(module, fused)
+        self.lanes = lanes
+        if lanes > 1:
+            self.types = {k: self.ir.VectorType(t, lanes) for k, t in self.types.items()}
+
+    def intrinsic(self, name: str, kind: str, *args: Value) -> Value:
+        """Call an LLVM intrinsic on vectors of one type."""
+        if self.lanes == 1:
+            return super().intrinsic(name, kind, *args)
+        vector = self.types[kind]
+        full = f"{name}.v{self.lanes}f{self.widths[kind]}"
+        function = declared(self.ir, self.module, full, vector, [vector] * len(args))
+        return self.wrap(self.builder.call(function, [a.value for a in args]), kind)
+
+
 @cache
-def _expansion(name: str) -> Expr:
-    """Return the form of a float32 function for processors, of formula inputs."""
-    function = FUNCTIONS[name]
-    assert function.expansion_cpu is not None
-    return function.expansion_cpu(*(ex.input_(i, float32) for i in range(function.arity)))
+def _form(formula: Formula, arity: int) -> Expr:
+    """Return a form of a float32 function, of formula inputs."""
+    return formula(*(ex.input_(i, float32) for i in range(arity)))
 
 
 def _known_symbol(name: str) -> None:

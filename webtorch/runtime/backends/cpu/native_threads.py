@@ -1,5 +1,5 @@
-"""The thread pool for compiled kernels, itself machine code: handing out work takes microseconds
-and no interpreter lock.
+"""The thread pool for compiled kernels, itself machine code: handing out work takes well under a
+microsecond and no interpreter lock.
 
 Threads are Python's, but each stays inside one native call, where it spins for a moment and then
 sleeps on a futex. So this works on Linux (x86-64 and ARM64); `available` is False elsewhere, and
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from functools import cache
 
-from webtorch.runtime.backends.cpu import jit
+from webtorch.runtime.backends.cpu import jit, threads
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _PAUSE = {
@@ -28,13 +28,17 @@ _PAUSE = {
 # two kernels, since waking a sleeper costs as much as a small kernel.
 _SPINS = 10_000
 _CELL = 128
+_MOST_THREADS = 257
 
+# The pool begins with a cell of its own: where `wt_shared` is, whether it is in use, how many workers there are, and
+# where it says how many threads a kernel may use; 8 bytes each.
 # One worker's cell: state (0 idle, 1 posted, 2 running) at 0, whether it sleeps at 4, its job at 8,
 # whether it is to sleep without spinning first at 16.
 # A job: the next chunk, number of chunks, begin, end, points in a chunk, function, block; 8 bytes each.
 _TEXT = """
 declare i64 @syscall(i64, ...)
 declare i32 @sched_yield()
+declare i64 @llvm.smin.i64(i64, i64)
 DECLARE_PAUSE
 
 define void @wt_chunks(ptr %job) {
@@ -114,8 +118,11 @@ end:
   ret void
 }
 
-define void @wt_rest(ptr %cells, i64 %workers) {
+define void @wt_rest(ptr %pool) {
 entry:
+  %cells = getelementptr i8, ptr %pool, i64 CELL
+  %pw = getelementptr i64, ptr %pool, i64 2
+  %workers = load i64, ptr %pw
   br label %next
 next:
   %w = phi i64 [ 0, %entry ], [ %w1, %ask ]
@@ -132,13 +139,31 @@ done:
   ret void
 }
 
-define void @wt_run(ptr %cells, i64 %workers, ptr %function, i64 %begin, i64 %end, i64 %step, ptr %block) {
+; Run a kernel on the threads that there are, `step` points at a time; whether nobody else does.
+define i32 @wt_run(ptr %pool, ptr %function, i64 %begin, i64 %end, i64 %step, ptr %block) {
 entry:
   %job = alloca [8 x i64], align 64
+  %cells = getelementptr i8, ptr %pool, i64 CELL
+  %used = getelementptr i64, ptr %pool, i64 1
+  %pair0 = cmpxchg ptr %used, i64 0, i64 1 acquire monotonic
+  %mine = extractvalue { i64, i1 } %pair0, 1
+  br i1 %mine, label %share, label %other
+other:
+  ret i32 0
+share:
+  %pw = getelementptr i64, ptr %pool, i64 2
+  %there = load i64, ptr %pw
+  %pc = getelementptr i64, ptr %pool, i64 3
+  %most = load ptr, ptr %pc
+  %threads = load i64, ptr %most
+  %others = sub i64 %threads, 1
+  %w2 = call i64 @llvm.smin.i64(i64 %others, i64 %there)
   %span = sub i64 %end, %begin
   %s1 = sub i64 %step, 1
   %s2 = add i64 %span, %s1
   %count = sdiv i64 %s2, %step
+  %chunks = sub i64 %count, 1
+  %workers = call i64 @llvm.smin.i64(i64 %w2, i64 %chunks)
   store i64 0, ptr %job
   %p1 = getelementptr i64, ptr %job, i64 1
   store i64 %count, ptr %p1
@@ -154,7 +179,7 @@ entry:
   store ptr %block, ptr %p6
   br label %post
 post:
-  %w = phi i64 [ 0, %entry ], [ %w1, %posted ]
+  %w = phi i64 [ 0, %share ], [ %w1, %posted ]
   %any = icmp slt i64 %w, %workers
   br i1 %any, label %give, label %own
 give:
@@ -207,6 +232,20 @@ got:
   %v1 = add i64 %v, 1
   br label %collect
 done:
+  store atomic i64 0, ptr %used release, align 8
+  ret i32 1
+}
+
+; The same for machine code: where another thread uses the pool, all of it on this one.
+define void @wt_shared(ptr %pool, ptr %function, i64 %begin, i64 %end, i64 %step, ptr %block) {
+entry:
+  %ran = call i32 @wt_run(ptr %pool, ptr %function, i64 %begin, i64 %end, i64 %step, ptr %block)
+  %done = icmp ne i32 %ran, 0
+  br i1 %done, label %end1, label %alone
+alone:
+  call void %function(i64 %begin, i64 %end, ptr %block)
+  br label %end1
+end1:
   ret void
 }
 """
@@ -218,81 +257,72 @@ def available() -> bool:
     return sys.platform == "linux" and platform.machine() in _FUTEX and jit.available()
 
 
-class _Pool:
-    def __init__(self) -> None:
-        machine = platform.machine()
-        pause = _PAUSE[machine]
-        text = _TEXT.replace(
-            "DECLARE_PAUSE", pause.replace("call", "declare").replace("(i32 1)", "(i32)")
-        )
-        text = (
-            text.replace("PAUSE", pause)
-            .replace("FUTEX", str(_FUTEX[machine]))
-            .replace("SPINS", str(_SPINS))
-            .replace("CELL", str(_CELL))
-        )
-        addresses = jit.assemble(text, ("wt_worker", "wt_run", "wt_rest"))
-        self.worker = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(addresses[0])
-        i64, pointer = ctypes.c_int64, ctypes.c_void_p
-        self.call: Callable[..., None] = ctypes.CFUNCTYPE(
-            None, pointer, i64, pointer, i64, i64, i64, ctypes.c_char_p
-        )(addresses[1])
-        self.ask: Callable[..., None] = ctypes.CFUNCTYPE(None, pointer, i64)(addresses[2])
-        self.busy = threading.Lock()
-        self.start()
-
-    def start(self) -> None:
-        """Take memory for the workers' cells; workers of a process before a fork are gone."""
-        self.pid = os.getpid()
-        self.workers = 0
-        self.memory = ctypes.create_string_buffer(_CELL * 257)
-        self.cells = -(-ctypes.addressof(self.memory) // _CELL) * _CELL
-
-    def run(self, function: int, begin: int, end: int, step: int, block: bytes, count: int) -> bool:
-        """Run a compiled function on `count` threads; return False if the pool is busy."""
-        if not self.busy.acquire(blocking=False):
-            return False
-        try:
-            if self.pid != os.getpid():  # threads do not survive a fork
-                self.start()
-            while self.workers < count - 1:
-                address = self.cells + self.workers * _CELL
-                thread = threading.Thread(
-                    target=self.worker,
-                    args=(address,),
-                    name=f"webtorch-native-{self.workers + 1}",
-                    daemon=True,
-                )
-                thread.start()
-                self.workers += 1
-            self.call(self.cells, count - 1, function, begin, end, step, block)
-        finally:
-            self.busy.release()
-        return True
-
-    def rest(self) -> None:
-        """Let the workers sleep."""
-        if self.workers and self.pid == os.getpid():
-            self.ask(self.cells, self.workers)
-
-
-_POOL: _Pool | None = None
+# Zeros: no address, no worker.
+_memory = ctypes.create_string_buffer(_CELL * (_MOST_THREADS + 1))
+# The pool for machine code: its first word is the address of a function of the pool, a kernel, its first and last
+# points, how many a thread takes at a time, and its block. It is there once `start` has been called.
+POOL = -(-ctypes.addressof(_memory) // _CELL) * _CELL
+_words = (ctypes.c_int64 * 4).from_address(POOL)
 _LOCK = threading.Lock()
 
 
-def run(function: int, begin: int, end: int, step: int, block: bytes, count: int) -> bool:
-    """Run a kernel's points begin..end-1 on `count` threads, `step` points at a time; False where
-    the pool is in use.
-    """
-    global _POOL
-    if _POOL is None:
-        with _LOCK:
-            if _POOL is None:
-                _POOL = _Pool()
-    return _POOL.run(function, begin, end, step, block, min(count, 257))
+@cache
+def _functions() -> tuple[Callable[..., None], Callable[..., int], Callable[..., None], int]:
+    """Return a worker's life, what runs a kernel, what lets workers sleep, and where `wt_shared` is."""
+    machine = platform.machine()
+    pause = _PAUSE[machine]
+    text = _TEXT.replace(
+        "DECLARE_PAUSE", pause.replace("call", "declare").replace("(i32 1)", "(i32)")
+    )
+    text = (
+        text.replace("PAUSE", pause)
+        .replace("FUTEX", str(_FUTEX[machine]))
+        .replace("SPINS", str(_SPINS))
+        .replace("CELL", str(_CELL))
+    )
+    worker, run, rest, shared = jit.assemble(text, ("wt_worker", "wt_run", "wt_rest", "wt_shared"))
+    i64, pointer = ctypes.c_int64, ctypes.c_void_p
+    kernel = ctypes.CFUNCTYPE(ctypes.c_int32, pointer, pointer, i64, i64, i64, ctypes.c_char_p)
+    alone = ctypes.CFUNCTYPE(None, pointer)
+    return alone(worker), kernel(run), alone(rest), shared
+
+
+def start() -> None:
+    """Have as many workers as kernels may use threads."""
+    worker, _, _, shared = _functions()
+    with _LOCK:
+        if not _words[0]:
+            _words[0], _words[3] = shared, threads.COUNT.buffer_info()[0]
+            threads.changed.append(start)
+            os.register_at_fork(after_in_child=_forget_workers)
+        while _words[2] < min(threads.get_num_threads(), _MOST_THREADS) - 1:
+            number = _words[2] + 1
+            thread = threading.Thread(
+                target=worker,
+                args=(POOL + number * _CELL,),
+                name=f"webtorch-native-{number}",
+                daemon=True,
+            )
+            thread.start()
+            _words[2] = number
+
+
+def _forget_workers() -> None:
+    """Begin anew in a process that was forked: threads do not come along, and what they did is not done."""
+    global _LOCK
+    _LOCK = threading.Lock()
+    ctypes.memset(POOL + 8, 0, 16)
+    ctypes.memset(POOL + _CELL, 0, _CELL * _MOST_THREADS)
+
+
+def run(function: int, begin: int, end: int, step: int, block: bytes) -> bool:
+    """Run a kernel's points begin..end-1 on all threads, `step` points at a time; False where the pool is in use."""
+    if _words[2] < threads.get_num_threads() - 1:
+        start()
+    return bool(_functions()[1](POOL, function, begin, end, step, block))
 
 
 def rest() -> None:
     """Let the threads sleep at once: other threads, such as those of a BLAS, want the processors now."""
-    if _POOL is not None:
-        _POOL.rest()
+    if _words[2]:
+        _functions()[2](POOL)

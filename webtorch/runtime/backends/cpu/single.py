@@ -16,7 +16,7 @@ from typing import Any
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Form, Node, Recorded
-from webtorch.runtime.backends.cpu import launch, slots
+from webtorch.runtime.backends.cpu import launch, native_threads, slots
 from webtorch.runtime.backends.cpu.memory import MEMORY, Block, CpuBuffer, rounded
 
 # A value has so many sources at most.
@@ -30,12 +30,12 @@ CONSTANT, SOURCE, RESULT, FLOAT, WHOLE = range(5)
 # The words that `self` points to.
 _WORDS = (
     "owner", "node", "form", "recorded", "known", "buffer", "block", "none", "false", "computed", "empty", "pop",
-    "append", "take", "returned", "exception", "bytes", "tuple",
+    "append", "take", "returned", "exception", "bytes", "tuple", "pool",
 )  # fmt: skip
 # A plan: the kind of the node, the number of the result where it is one of a call's, how many sources and numbers it
 # has, the type of the result, its elements and bytes, its status words (or 0), how many kernels there are; then of
-# each source which is the first that it is one with; then of each kernel its code, its points, how many cells it has,
-# and what each is given.
+# each source which is the first that it is one with; then of each kernel its code, its points, how many of them go to a
+# thread (0: all to this one), how many cells it has, and what each is given.
 _HEAD = ("kind", "number", "sources", "numbers", "dtype", "elements", "size", "status", "kernels")
 
 _TEXT = """
@@ -210,15 +210,15 @@ no:
 }
 
 ; The kernels, one after the other.
-define internal void @kernels(ptr %plan, ptr %addresses, i64 %sources, i64 %result, ptr %numbers) {
+define internal void @kernels(ptr %words, ptr %plan, ptr %addresses, i64 %sources, i64 %result, ptr %numbers) {
 entry:
   %block = alloca [64 x i64], align 16
   %kernels = call i64 @word(ptr %plan, i64 PLAN_kernels)
   %begin = add i64 %sources, HEAD
   br label %next
 next:
-  %left = phi i64 [ %kernels, %entry ], [ %left1, %run ]
-  %at = phi i64 [ %begin, %entry ], [ %cell, %run ]
+  %left = phi i64 [ %kernels, %entry ], [ %left1, %ran ]
+  %at = phi i64 [ %begin, %entry ], [ %cell, %ran ]
   %more = icmp ne i64 %left, 0
   br i1 %more, label %kernel, label %done
 kernel:
@@ -226,12 +226,14 @@ kernel:
   %at1 = add i64 %at, 1
   %points = call i64 @word(ptr %plan, i64 %at1)
   %at2 = add i64 %at, 2
-  %cells = call i64 @word(ptr %plan, i64 %at2)
+  %step = call i64 @word(ptr %plan, i64 %at2)
   %at3 = add i64 %at, 3
+  %cells = call i64 @word(ptr %plan, i64 %at3)
+  %at4 = add i64 %at, 4
   br label %each
 each:
   %n = phi i64 [ 0, %kernel ], [ %n1, %stored ]
-  %cell = phi i64 [ %at3, %kernel ], [ %cell2, %stored ]
+  %cell = phi i64 [ %at4, %kernel ], [ %cell2, %stored ]
   %again = icmp ult i64 %n, %cells
   br i1 %again, label %look, label %packed
 look:
@@ -272,7 +274,17 @@ packed:
   br i1 %fine, label %run, label %done
 run:
   %function = inttoptr i64 %code to ptr
+  %alone = icmp eq i64 %step, 0
+  br i1 %alone, label %here, label %share
+here:
   call void %function(i64 0, i64 %points, ptr %block)
+  br label %ran
+share:
+  %pool = call ptr @at(ptr %words, i64 WORD_pool)
+  %shared = load ptr, ptr %pool
+  call void %shared(ptr %pool, ptr %function, i64 0, i64 %points, i64 %step, ptr %block)
+  br label %ran
+ran:
   %left1 = sub i64 %left, 1
   br label %next
 done:
@@ -304,7 +316,7 @@ new:
 run:
   %a = call ptr @at(ptr %made, i64 BUFFER_address)
   %address = call i64 @PyLong_AsUnsignedLongLongMask(ptr %a)
-  call void @kernels(ptr %plan, ptr %addresses, i64 %sources, i64 %address, ptr %numbers)
+  call void @kernels(ptr %words, ptr %plan, ptr %addresses, i64 %sources, i64 %address, ptr %numbers)
   %error = call ptr @PyErr_Occurred()
   %fine = icmp eq ptr %error, null
   br i1 %fine, label %check, label %drop
@@ -517,7 +529,7 @@ def _made(owner: type[object], known: type[object]) -> Callable[..., Any] | None
         owner, Node, Form, Recorded, known, CpuBuffer, Block, None, False, "buffer", (), returned.pop, returned.append,
         MEMORY.take, returned, Exception, bytes, tuple,
     ]  # fmt: skip
-    return slots.function(b"single", addresses[0], words)
+    return slots.function(b"single", addresses[0], words, (native_threads.POOL,))
 
 
 def bits(value: float, letter: str) -> int:
@@ -527,8 +539,8 @@ def bits(value: float, letter: str) -> int:
     return int(value) & ((1 << 64) - 1)
 
 
-# A kernel: its code, its points, and what each of its cells is given.
-Kernel = tuple[int, int, Sequence[tuple[int, int]]]
+# A kernel: its code, its points, how many of them go to a thread, and what each of its cells is given.
+Kernel = tuple[int, int, int, Sequence[tuple[int, int]]]
 
 
 def plan(
@@ -549,7 +561,7 @@ def plan(
     if (
         len(same) > MOST
         or (number or 0) > _SMALL
-        or any(len(cells) > launch.MOST + 2 for _, _, cells in kernels)
+        or any(len(cells) > launch.MOST + 2 for *_, cells in kernels)
     ):
         return b""
     words = [
@@ -561,8 +573,8 @@ def plan(
         elements,
     ]
     words += [rounded(dtype, elements), status, len(kernels), *same]
-    for code, points, cells in kernels:
-        words += [code, points, len(cells)]
+    for code, points, step, cells in kernels:
+        words += [code, points, step, len(cells)]
         for cell in cells:
             words += cell
     return struct.pack(f"{len(words)}q", *[w - (1 << 64) if w >= 1 << 63 else w for w in words])

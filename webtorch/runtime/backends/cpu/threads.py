@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+from array import array
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -68,7 +69,6 @@ class _Worker:
 
 class _Pool:
     def __init__(self) -> None:
-        self.count = _default_count()
         self.workers: list[_Worker] = []
         self.busy = threading.Lock()
         self.pid = os.getpid()
@@ -98,18 +98,24 @@ class _Pool:
 
 
 _POOL = _Pool()
+# How many threads one kernel may use: machine code reads it where it is.
+COUNT = array("q", [_default_count()])
+# Called when that has changed.
+changed: list[Callable[[], None]] = []
 
 
 def get_num_threads() -> int:
     """Return how many threads one kernel may use, the caller's included."""
-    return _POOL.count
+    return COUNT[0]
 
 
 def set_num_threads(count: int) -> None:
     """Set how many threads one kernel may use. Raises RuntimeError unless `count` is positive."""
     if count < 1:
         raise RuntimeError(f"set_num_threads: expected a positive number of threads, got {count}")
-    _POOL.count = int(count)
+    COUNT[0] = int(count)
+    for follow in changed:
+        follow()
 
 
 def run_parallel(tasks: list[Task]) -> None:

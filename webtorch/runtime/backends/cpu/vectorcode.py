@@ -63,7 +63,7 @@ class Functions:
             return
         chunk = -(-units // (4 * threads))
         if not native_threads.available() or not native_threads.run(
-            native.address, 0, units, chunk, block, threads
+            native.address, 0, units, chunk, block
         ):
             run_parallel(
                 [partial(native.call, begin, end, block) for begin, end in split(0, units, threads)]
