@@ -820,3 +820,28 @@ def test_operators_of_higher_order_with_a_kernel_for_the_cpu_alone(webgpu: str) 
     twice.py_impl(torch._C.DispatchKey.CPU)(lambda x: x * 3)
     with torch.inference_mode():
         assert twice(torch.ones(1, device=webgpu)).tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x, g: torch.autograd.grad(F.hardswish(x), x, g)[0],
+        lambda x, g: torch.autograd.grad(F.relu6(x), x, g)[0],
+        lambda x, g: torch.autograd.grad(F.binary_cross_entropy(x, g, reduction="none"), x, g)[0],
+        lambda x, g: torch.selu(x),
+        lambda x, g: F.logsigmoid(x),
+        lambda x, g: torch.clamp(x, max=g),
+        lambda x, g: F.binary_cross_entropy(x, g, reduction="none"),
+    ],
+)
+def test_results_lie_as_operands_whose_values_lie_row_major(
+    webgpu: str, run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> None:
+    values = torch.rand(2, 3, 2, 5)
+
+    def on(device: str) -> torch.Tensor:
+        x = torch.empty_like(values, device=device, memory_format=torch.channels_last)
+        x = x.copy_(values.to(device)).requires_grad_()
+        return run(x, x.detach().clone())
+
+    both(webgpu, on)

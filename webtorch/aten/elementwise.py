@@ -38,7 +38,7 @@ def _zero(x: Tensor) -> Tensor:
     return fill(x._shape, 0, x.dtype, x.device)
 
 
-@aten("elu")
+@aten("elu", layout=of_operands)
 def elu(x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
     """PyTorch's operator behind elu, selu and celu."""
     out = (
@@ -60,12 +60,12 @@ def _log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
     return op.logsigmoid(x), fill((0,), 0, x.dtype, x.device)
 
 
-@aten("clamp_max.Tensor")
+@aten("clamp_max.Tensor", layout=of_operands)
 def _clamp_max(x: Tensor, bound: Tensor) -> Tensor:
     return op.minimum(x, bound)
 
 
-@aten("clamp_min.Tensor")
+@aten("clamp_min.Tensor", layout=of_operands)
 def _clamp_min(x: Tensor, bound: Tensor) -> Tensor:
     return op.maximum(x, bound)
 

@@ -91,29 +91,29 @@ def _plain(name: str) -> Function:
 
 _SILU = "silu_backward"
 aten(_SILU, direct=(_SILU,), layout=of_operands)(_plain("silu"))
-aten("mish_backward")(_plain("mish"))
-aten("hardsigmoid_backward")(_plain("hardsigmoid"))
-aten("hardswish_backward")(_plain("hardswish"))
-aten("hardshrink_backward")(_plain("hardshrink"))
-aten("softplus_backward")(_plain("softplus"))
+aten("mish_backward", layout=of_operands)(_plain("mish"))
+aten("hardsigmoid_backward", layout=of_operands)(_plain("hardsigmoid"))
+aten("hardswish_backward", layout=of_operands)(_plain("hardswish"))
+aten("hardshrink_backward", layout=of_operands)(_plain("hardshrink"))
+aten("softplus_backward", layout=of_operands)(_plain("softplus"))
 
 
-@aten("softshrink_backward")
+@aten("softshrink_backward", layout=of_operands)
 def _softshrink(g: Tensor, x: Tensor, lambd: float) -> Tensor:
     return op.where(op.le(op.abs(x), lambd), 0.0, g)
 
 
-@aten("hardtanh_backward")
+@aten("hardtanh_backward", layout=of_operands)
 def _hardtanh(g: Tensor, x: Tensor, low: float, high: float) -> Tensor:
     return op.where(op.logical_or(op.le(x, low), op.ge(x, high)), 0.0, g)
 
 
-@aten("leaky_relu_backward")
+@aten("leaky_relu_backward", layout=of_operands)
 def _leaky_relu(g: Tensor, x: Tensor, negative_slope: float, is_result: bool) -> Tensor:
     return op.where(op.gt(x, 0), g, g * negative_slope)
 
 
-@aten("elu_backward")
+@aten("elu_backward", layout=of_operands)
 def _elu(
     g: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor
 ) -> Tensor:
@@ -124,7 +124,7 @@ def _elu(
     return g * op.where(op.le(x, 0), inner, scale)
 
 
-@aten("_prelu_kernel_backward")
+@aten("_prelu_kernel_backward", layout=of_operands)
 def _prelu(g: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     positive = op.gt(x, 0)
     return op.where(positive, g, g * weight), op.where(positive, 0.0, g * x)
@@ -145,12 +145,12 @@ def _threshold(g: Tensor, x: Tensor, threshold: float) -> Tensor:
     return op.threshold_backward(g, x, threshold)
 
 
-@aten("log_sigmoid_backward")
+@aten("log_sigmoid_backward", layout=of_operands)
 def _log_sigmoid(g: Tensor, x: Tensor, buffer: Tensor) -> Tensor:
     return g * op.sigmoid(-x)
 
 
-@aten("logit_backward")
+@aten("logit_backward", layout=of_operands)
 def _logit(g: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
     return pullback(lambda y: op.logit(y, eps), (x,), g)[0]
 
@@ -572,7 +572,7 @@ for _name in ("mse_loss", "smooth_l1_loss", "huber_loss"):
     FUNCTIONS[f"{_name}_backward"] = _pair(_name)
 
 
-@aten("binary_cross_entropy_backward")
+@aten("binary_cross_entropy_backward", layout=of_operands)
 def _binary_cross_entropy(
     g: Tensor, x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:

@@ -6,6 +6,7 @@ from webtorch.aten.table import FUNCTIONS, REDUCTIONS, Function, aten, op
 from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import indexing
 from webtorch.ir.dtype import int64, uint8
+from webtorch.ops.layout import of_operands
 from webtorch.ops.primitive import cast_to, fill
 from webtorch.ops.record import TABLE
 from webtorch.tensors.tensor import Tensor
@@ -87,7 +88,7 @@ for _name in ("mse_loss", "smooth_l1_loss", "huber_loss"):
     FUNCTIONS[_name] = _pair(_name)
 
 
-@aten("binary_cross_entropy")
+@aten("binary_cross_entropy", layout=of_operands)
 def binary_cross_entropy(
     x: Tensor, y: Tensor, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:
