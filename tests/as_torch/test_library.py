@@ -87,6 +87,38 @@ def test_a_custom_operator_has_the_schema_of_its_annotations() -> None:
     assert x.grad is not None and x.grad.tolist() == [7.0, 7.0]
 
 
+def test_a_custom_operator_has_a_rule_of_vmap() -> None:
+    def shifted(x: webtorch.Tensor, *, by: float) -> webtorch.Tensor:
+        return webtorch.tensor(x.detach().numpy() + by)
+
+    operator = library.custom_op("mine::shifted", shifted, mutates_args=())
+    operator.register_autograd(lambda ctx, grad: grad * 5)
+
+    def rule(info: Any, in_dims: Any, x: Any, *, by: float) -> Any:
+        return operator(x.movedim(in_dims[0], 0), by=by), 0
+
+    operator.register_vmap(rule)
+    x = webtorch.arange(6.0).view(2, 3)
+    found = webtorch.func.vmap(lambda v: operator(v, by=1.0), in_dims=1)(x)
+    assert found.tolist() == (x.t() + 1).tolist()
+    gradient = webtorch.func.vmap(webtorch.func.grad(lambda v: operator(v, by=1.0).sum()))(x)
+    assert gradient.tolist() == [[5.0] * 3] * 2
+
+
+def test_a_custom_operator_of_lists_has_gradients() -> None:
+    def halves(xs: list[webtorch.Tensor], n: int = 2) -> list[webtorch.Tensor]:
+        return [x / n for x in xs]
+
+    operator = library.custom_op("mine::halves", halves, mutates_args=())
+    operator.register_autograd(lambda ctx, grads: ([g * 3 for g in grads], None))
+    xs = [webtorch.ones(1, requires_grad=True), webtorch.ones(2, requires_grad=True)]
+    out = operator(xs)
+    assert type(out) is list and out[1].tolist() == [0.5, 0.5]
+    out[1].sum().backward()
+    assert xs[1].grad is not None and xs[1].grad.tolist() == [3.0, 3.0]
+    assert xs[0].grad is not None and xs[0].grad.tolist() == [0.0]
+
+
 def test_every_foreach_function_of_pytorch_is_here() -> None:
     wanted = {n.removeprefix("_foreach_") for n in dir(torch) if n.startswith("_foreach_")}
     assert wanted - NAMES <= {"powsum"}

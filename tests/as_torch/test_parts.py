@@ -301,6 +301,15 @@ def test_least_squares_of_nothing(shape: tuple[int, ...], driver: str) -> None:
         assert one.shape == two.shape
 
 
+def test_operators_that_write_where_they_are_told() -> None:
+    for lib, named in ((torch, torch.ops.aten), (webtorch, aten)):
+        x, y = lib.tensor([2.0]), lib.zeros(1)
+        assert named.add.out(x, x, alpha=2, out=y) is y
+        assert named.mul(x, x, out=lib.zeros(1)).item() == 4 < y.item() == 6
+        with pytest.raises(RuntimeError, match="out"):
+            named.add.Tensor(x, x, out=y)
+
+
 def test_reflected_operators_by_name() -> None:
     x = [1.0, -2.0, 3.0]
     for name in ("__rmod__", "__rpow__", "__rfloordiv__"):

@@ -115,7 +115,12 @@ class OpOverload:
         name = self._opname
         function = COMPUTED.get(name)
         writes = name.endswith("_") and not name.startswith("__")
-        if function is None and not writes:
+        if "out" in kwargs:
+            if self._stated is not None:
+                raise RuntimeError(
+                    f"Unknown keyword argument 'out' for operator 'aten::{name}'. Schema: {self._stated}"
+                )
+        elif function is None and not writes:
             function = _meaning(name, self._overloadname)
         for place in (sys.modules["webtorch"], Tensor, nn.functional):
             function = function or getattr(place, name, None)
@@ -185,6 +190,8 @@ class OpOverloadPacket:
         return None
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
+        if "out" in kwargs:
+            return self.out(*args, **kwargs)
         found = self.resolve(args, kwargs)
         return self.default(*args, **kwargs) if found is None else found[0](*args, **kwargs)
 

@@ -705,7 +705,7 @@ def _statistics(name: str) -> Function:
     return called
 
 
-for _name in ("var", "std"):
+for _name in ("var", "std", "var_mean", "std_mean"):
     composed(_name)(_statistics(_name))
 
 

@@ -9,11 +9,12 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, NoReturn, TypeVar
 
 from webtorch import autograd
-from webtorch.aten.dispatch import OpOverload, OpOverloadPacket
+from webtorch.aten.dispatch import OpOverload, OpOverloadPacket, state
 from webtorch.aten.schema import Schema, infer_schema, parsed
 from webtorch.dispatch.call import Args, Kwargs
 from webtorch.functions import public as webtorch
 from webtorch.tensors.override import flat
+from webtorch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 __all__ = [
     "CustomOpDef", "Library", "custom_op", "define", "get_ctx", "impl", "impl_abstract", "infer_schema", "opcheck",
@@ -47,8 +48,18 @@ class _Overload(OpOverload):
     def __reduce__(self) -> tuple[object, ...]:
         return _overload, (self._of._name,)
 
-    def _compute(self, args: Args, kwargs: Kwargs) -> object:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        frame = state.frame
+        if frame is not None and frame.stands_for(self, args, kwargs):
+            return super().__call__(*args, **kwargs)
         return self._of._call(*args, **kwargs)
+
+    def below(self, args: Args, kwargs: Kwargs) -> Any:
+        """Call the operator below autograd, where modes see it."""
+        return super().__call__(*args, **kwargs)
+
+    def _compute(self, args: Args, kwargs: Kwargs) -> object:
+        return self._of._run(*args, **kwargs)
 
 
 def _overload(name: str) -> OpOverload:
@@ -76,6 +87,9 @@ class CustomOpDef:
         self._kernels: dict[str, Callable[..., object]] = {}
         self._backward: Callable[..., object] | None = None
         self._setup_context: Callable[..., object] | None = None
+        self._vmap: Callable[..., Any] | None = None
+        # What autograd calls, made when it is first called.
+        self._differentiated: Any = None
         if function is not None:
             functools.update_wrapper(self, function)
         _OPERATORS[name] = self
@@ -90,7 +104,7 @@ class CustomOpDef:
             self._stated = parsed(name + schema.strip(), namespace)
 
     @functools.cached_property
-    def default(self) -> OpOverload:
+    def default(self) -> _Overload:
         """The operator's only overload."""
         return _Overload(self)
 
@@ -108,19 +122,34 @@ class CustomOpDef:
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Call the operator."""
+        if self._stated is not None:
+            self._stated.check(args, kwargs)
+        return self._call(*args, **kwargs)
+
+    def _below(self, args: Args, kwargs: Kwargs) -> Any:
+        """Call the operator below autograd."""
         if self._stated is None:
-            return self._call(*args, **kwargs)
-        self._stated.check(args, kwargs)
-        return self.default(*args, **kwargs)
+            return self._run(*args, **kwargs)
+        return self.default.below(args, kwargs)
 
     def _call(self, *args: object, **kwargs: object) -> Any:
         """Call the function; its gradient is the one registered, or that of what it computes."""
-        if self._backward is None and not self._own:
-            return self._run(*args, **kwargs)
+        if self._backward is None and self._vmap is None and not self._own:
+            return self._below(args, kwargs)
         # The gradient sees every argument, also those that were left to their defaults.
         bound = inspect.signature(self._run_of(args, kwargs)).bind(*args, **kwargs)
         bound.apply_defaults()
-        return _differentiated(self).apply(*bound.args, bound.kwargs)
+        leaves: list[object] = []
+        lengths: list[int | None] = []
+        for x in bound.args:
+            many = isinstance(x, (list, tuple)) and any(isinstance(y, webtorch.Tensor) for y in x)
+            lengths.append(len(x) if many else None)
+            leaves += x if many else [x]
+        call = _Call(lengths, bound.kwargs)
+        if self._differentiated is None:
+            self._differentiated = _differentiated(self)
+        out = self._differentiated.apply(*leaves, call)
+        return call.whole(out)
 
     def _run_of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[..., object]:
         if self._kernels:
@@ -153,7 +182,15 @@ class CustomOpDef:
         """Do nothing: shapes are known as soon as the function is recorded."""
         return (lambda f: f) if func is None else func
 
-    register_vmap = register_fake
+    def register_vmap(self, func: Any = None, /) -> Any:
+        """Take the rule of vmap: `func(info, in_dims, *args)` returns (results, their batch dimensions)."""
+
+        def register(function: _F) -> _F:
+            """Note the rule; return it."""
+            self._vmap, self._differentiated = function, None
+            return function
+
+        return register if func is None else register(func)
 
     def register_autocast(self, device_type: str, cast_inputs: object) -> None:
         """Do nothing: autocast acts on the operations inside."""
@@ -169,33 +206,95 @@ class CustomOpDef:
         self._backward, self._setup_context = backward, setup_context
 
 
-@functools.lru_cache(256)
+def _with_dims(out: Any, where: Any) -> list[tuple[Any, Any]]:
+    """Return the results of a rule of vmap with their dims: one dim stands for a nest."""
+    if where is None or isinstance(where, int):
+        return [(out, where)]
+    return [pair for x, d in zip(out, where, strict=True) for pair in _with_dims(x, d)]
+
+
+class _Call:
+    """How the arguments and results of a call stand, whose tensors are given to autograd one by one."""
+
+    def __init__(self, lengths: list[int | None], named: dict[str, object]) -> None:
+        """`lengths`: of arguments that are lists; `named`: what has only names."""
+        self.lengths, self.named = lengths, named
+        self.results = tree_structure(None)
+
+    def apart(self, out: object) -> object:
+        """Return all results of the operator, as one tuple if they are not one."""
+        leaves, self.results = tree_flatten(out)
+        return leaves[0] if self.results.is_leaf() else tuple(leaves)
+
+    def whole(self, leaves: object) -> Any:
+        """Return results, or what belongs to each, as the operator gives them."""
+        return tree_unflatten(leaves if isinstance(leaves, tuple) else (leaves,), self.results)
+
+    def gathered(self, leaves: Iterable[object]) -> tuple[object, ...]:
+        """Return the arguments by place."""
+        rest = iter(leaves)
+        return tuple(
+            [next(rest) if n is None else [next(rest) for _ in range(n)] for n in self.lengths]
+        )
+
+    def spread(self, grads: Iterable[Any]) -> Iterable[object]:
+        """Give the gradients of all tensors, of those of arguments."""
+        for n, g in zip(self.lengths, grads, strict=True):
+            yield from [g] if n is None else [None] * n if g is None else g
+
+
 def _differentiated(operator: CustomOpDef) -> Any:
+    """Return the function of autograd's that an operator is."""
+
     class Operator(autograd.Function):
-        """The operator with the gradient that was registered for it."""
+        """The operator with the gradient, and the rule of vmap, that were registered for it."""
+
+        # A rule of vmap is asked for as users' functions are; without one vmap sees the operations inside.
+        __module__ = __name__ if operator._vmap is None else "torch.library"
 
         @staticmethod
-        def forward(ctx: object, *args: object) -> object:
-            """Run the operator, and its setup_context if it has one."""
-            named: Any = args[-1]
-            out = operator._run(*args[:-1], **named)
+        def forward(*given: Any) -> object:
+            """Run the operator."""
+            call: _Call = given[-1]
+            args = call.gathered(given[:-1])
+            out = operator._below(args, call.named)
             if operator._own:
-                _check_fresh(operator, args[:-1], out)
-            if operator._setup_context is not None:
-                more = {"keyword_only_inputs": named} if named else {}
-                operator._setup_context(ctx=ctx, inputs=args[:-1], output=out, **more)
-            return out
+                _check_fresh(operator, args, out)
+            return call.apart(out)
 
         @staticmethod
-        def backward(ctx: object, *grads: object) -> object:
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            """Run its setup_context if it has one."""
+            call: _Call = inputs[-1]
+            ctx.of_call = call
+            if operator._setup_context is not None:
+                more = {"keyword_only_inputs": call.named} if call.named else {}
+                args = call.gathered(inputs[:-1])
+                operator._setup_context(ctx=ctx, inputs=args, output=call.whole(output), **more)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: object) -> object:
             """Return the gradients that the registered function gives. Raises RuntimeError if there is none."""
             if operator._backward is None:
                 raise RuntimeError(
                     f"Trying to backward through {operator._name}.default but no autograd formula was registered. "
                     "Please use register_autograd to add one."
                 )
-            found = operator._backward(ctx, *grads)
-            return (*(found if isinstance(found, tuple) else (found,)), None)
+            call: _Call = ctx.of_call
+            given = call.whole(grads)
+            found = operator._backward(ctx, *(given if isinstance(given, tuple) else (given,)))
+            return (*call.spread(found if isinstance(found, tuple) else (found,)), None)
+
+        @staticmethod
+        def vmap(info: object, in_dims: Any, *given: Any) -> Any:
+            """Return what the registered rule gives for all examples, and where they stand in it."""
+            assert operator._vmap is not None
+            call: _Call = given[-1]
+            args, dims = call.gathered(given[:-1]), call.gathered(in_dims[:-1])
+            out, where = operator._vmap(info, dims, *args, **call.named)
+            spread = [d for x, d in _with_dims(out, where) for _ in tree_leaves(x)]
+            leaves = call.apart(out)
+            return leaves, tuple(spread) if isinstance(leaves, tuple) else spread[0]
 
     return Operator
 
@@ -301,8 +400,8 @@ impl_abstract = register_fake
 
 
 def register_vmap(op: object, func: object = None, /, *, lib: object = None) -> Any:
-    """Do nothing: vmap sees the operations inside."""
-    return (lambda f: f) if func is None else func
+    """Take the rule of vmap of an operator; without one vmap sees the operations inside."""
+    return _operator(op).register_vmap(func)
 
 
 def register_autocast(
