@@ -443,7 +443,7 @@ def _total(like: Any, outputs: list[Any], device: str | None, derived: bool = Tr
         x = like.view_as_real(output.resolve_conj()) if output.dtype.is_complex else output
         double = str(x.dtype) == "torch.float64"
         weight = _weight(x.shape, i).to(torch.float64 if double else torch.float32)
-        w = weight if device is None else bridge.tensor(weight, device)
+        w = weight if device is None else bridge.tensor(weight, str(x.device))
         term = (x * w.to(x.dtype)).sum()
         total = term if total is None else total + term
     return total

@@ -181,6 +181,16 @@ def test_webgpu_factors_in_a_compiled_function() -> None:
         np.testing.assert_allclose(found, wanted, rtol=1e-3)
 
 
+def test_webgpu_exponentials_of_matrices_are_as_exact_as_pytorchs() -> None:
+    """Each square doubles the error, so the fewer the better."""
+    need_device("webgpu")
+    x = np.random.default_rng(0).uniform(-2, 2, (64, 10, 10)).astype(np.float32)
+    wanted = torch.matrix_exp(torch.tensor(x).double())
+    found = torch.tensor(webtorch.matrix_exp(webtorch.tensor(x, device="webgpu")).tolist())
+    error = (found - wanted).abs().amax((-2, -1)) / wanted.abs().amax((-2, -1))
+    assert error.max() < 1e-6
+
+
 @pytest.mark.long
 def test_webgpu_factors_large_matrices() -> None:
     """Of 512 rows, in blocks; residuals as LAPACK's testers measure them."""

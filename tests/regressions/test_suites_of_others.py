@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import webtorch
+from webtorch.as_torch.names import top
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -177,3 +178,9 @@ def test_errors_of_scripted_code() -> None:
     assert found == expected
     module = webtorch.jit.script(webtorch.nn.Linear(2, 2))
     assert pickle.loads(pickle.dumps(module)).weight.equal(module.weight)
+
+
+def test_a_future_is_one_of_torch() -> None:
+    """Libraries ask `isinstance(x, torch.Future)` (captum)."""
+    assert issubclass(torch.futures.Future, torch.Future)
+    assert issubclass(webtorch.futures.Future, top.Future)

@@ -92,6 +92,39 @@ SUITES = {
         arguments=["-W", "ignore"],
         every=20,
     ),
+    "captum": Suite("torch", ["tests"], every=10),
+    "torchdiffeq": Suite(
+        "torch", [f"tests/{part}_tests.py" for part in ("api", "event", "gradient", "norm", "odeint")], ["tests"]
+    ),
+    "torchsde": Suite("torch", ["tests"], every=40),
+    "skorch": Suite("torch", ["skorch/tests"], every=10),
+    "tensordict": Suite("torch", ["test/tensordict", "test/nn", "test/tensorclass"], ["test"], every=100),
+    "rl": Suite(
+        "torch",
+        [
+            *(f"test/{part}" for part in ("data", "modules", "objectives", "transforms")),
+            *(f"test/test_{part}.py" for part in ("distributions", "postprocs", "specs", "exploration")),
+        ],
+        ["test"],
+        every=100,
+    ),
+    "pytorch_geometric": Suite(
+        "torch", [f"test/{part}" for part in ("nn", "utils", "transforms", "data", "metrics")], every=20
+    ),
+    "botorch": Suite("torch", ["test"], every=40),
+    "segmentation_models.pytorch": Suite("torch", ["tests"], every=10),
+    "spikingjelly": Suite("torch", ["test"], every=10),
+    "MONAI": Suite(
+        "torch", [f"tests/{part}" for part in ("networks", "losses", "metrics", "transforms", "inferers")], every=100
+    ),
+    "x-transformers": Suite("torch", ["tests"], every=2),
+    "open_clip": Suite("torch", ["tests"], ["src"], every=4),
+    "pytorch-lightning": Suite(
+        "torch",
+        [f"tests/tests_pytorch/{part}" for part in ("core", "loops", "trainer", "callbacks", "utilities")],
+        ["tests", "src"],
+        every=40,
+    ),
     "transformers": Suite(
         "device",
         [f"tests/models/{family}/test_modeling_{family}.py" for family in TRANSFORMERS],

@@ -21,10 +21,10 @@ from webtorch.ir.dtype import int64
 from webtorch.ops.primitive import cast_to, conjugate, iota, real_part
 from webtorch.tensors.tensor import Tensor
 
-# Taylor's polynomial of degree 12 has float32's accuracy up to this norm: Bader, Blanes and Casas, "Computing the
+# Taylor's polynomial of degree 18 has float32's accuracy up to this norm: Bader, Blanes and Casas, "Computing the
 # matrix exponential with an optimized Taylor polynomial approximation", 2019, table 2. Larger matrices are halved, and
 # their exponentials squared.
-_TAYLOR_NORM = 1.461661507209034
+_TAYLOR_NORM = 3.010066362817634
 _MOST_SQUARES = 64
 # How many norms the eigenvalues of a matrix are moved by, so that all are positive and none is near zero.
 _SHIFT = 1.0625
@@ -207,13 +207,14 @@ def matrix_exp(a: Tensor) -> tuple[Tensor, ...]:
     times = (norm / _TAYLOR_NORM).log2().ceil().clamp(0, _MOST_SQUARES)[..., None, None]
     x = a * (-times).exp2()
     x2 = x @ x
-    x3, x4 = x2 @ x, x2 @ x2
+    x3 = x2 @ x
+    x4, x5, x6 = x2 @ x2, x3 @ x2, x3 @ x3
     one = identity(n, a)
 
     def part(first: int) -> Tensor:
         """Return the polynomial's terms from a power on, divided by it."""
-        c = [1 / math.factorial(first + k) for k in range(4)]
-        return c[0] * one + c[1] * x + c[2] * x2 + c[3] * x3
+        c = [1 / math.factorial(first + k) for k in range(6)]
+        return c[0] * one + c[1] * x + c[2] * x2 + c[3] * x3 + c[4] * x4 + c[5] * x5
 
-    series = part(0) + x4 @ (part(4) + x4 @ (part(8) + x4 / math.factorial(12)))
+    series = part(0) + x6 @ (part(6) + x6 @ (part(12) + x6 / math.factorial(18)))
     return call("squared", (series, cast_to(times, a.dtype)), (), ((n, n),))

@@ -10,6 +10,7 @@ from webtorch.as_torch.names.foreach import NAMES, foreach
 from webtorch.as_torch.names.serialization import PyTorchFileReader as PyTorchFileReader
 from webtorch.as_torch.names.serialization import PyTorchFileWriter as PyTorchFileWriter
 from webtorch.functions import public as webtorch
+from webtorch.futures import Future as Future
 from webtorch.jit import ScriptModule as ScriptModule
 from webtorch.nn.functional.attention import multi_head_attention_forward
 from webtorch.ops.record import TABLE
@@ -87,14 +88,6 @@ def finfo(dtype: object = None) -> Any:
     if isinstance(dtype, AbsentDType) and dtype.name in _LIMITS:
         return _Limits(dtype.name, 8, *_LIMITS[dtype.name])
     return webtorch.finfo(dtype)
-
-
-class Future:
-    """The class of results to come, to check for: nothing here is computed by others."""
-
-    def __class_getitem__(cls, _: object) -> type[Future]:
-        """Return the class: Future[Tensor]."""
-        return cls
 
 
 jagged = layout("torch.jagged")
