@@ -298,10 +298,6 @@ def _shown_operands(x: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return what is written and the values with the dims that vmap hides."""
     levels = levels_of((x,))
     if levels_of((x, values)) != levels:
-        if not numel(x._shape):
-            # A result without elements may lack a level that its operands have; nothing is written.
-            nothing = physical(x, levels)
-            return nothing, nothing
         raise RuntimeError(
             "vmap: inplace arithmetic(self, *extra_args) is not possible because there exists a "
             "Tensor `other` in extra_args that has more elements than `self`. This happened due to "
