@@ -39,7 +39,7 @@ def check_version() -> None:
             raise
         raise ModuleNotFoundError(
             f"webtorch.pytorch: PyTorch is not installed: pip install 'torch>={TESTED}'. "
-            "Without it, `import webtorch as torch` is written as PyTorch is",
+            "`import webtorch as torch` needs none",
             name="torch",
         ) from None
     reason = unfit(str(torch.__version__))

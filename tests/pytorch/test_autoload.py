@@ -167,7 +167,7 @@ def test_a_pytorch_that_is_absent_is_told_in_words(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
-    with pytest.raises(ModuleNotFoundError, match="pip install 'torch>=2.13'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'torch>=2\.13'"):
         webtorch_autoload.check_version()
 
 
