@@ -93,6 +93,14 @@ def test_its_figures_stand_where_they_were_measured() -> None:
     assert len(ratios) > 20
     missing = [r for r in ratios if not re.search(rf"(?<![\d.]){re.escape(r)}(?![\d.])", measured)]
     assert not missing, missing
+    for said in re.findall(
+        r"installing takes (\d+) s|first result ([\d.]+) s|with (\d+) s of a", README
+    ):
+        (seconds,) = filter(None, said)
+        rows = re.findall(
+            r"(?<![\d.])[\d.]+(?= s\b)", measured.split("## From nothing")[1].split("\n## ")[0]
+        )
+        assert any(f"{float(row):.{len(seconds.partition('.')[2])}f}" == seconds for row in rows)
     models = (ROOT / "docs" / "pytorch-models.md").read_text(encoding="utf-8")
     families = len(re.findall(r"^\| (?!model |---)", models, re.M))
     assert f"{families} families of models" in README

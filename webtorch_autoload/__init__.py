@@ -31,9 +31,17 @@ def unfit(version: str) -> str | None:
 
 
 def check_version() -> None:
-    """Raise ImportError if the installed PyTorch is too old for the device."""
-    import torch
-
+    """Raise ImportError if PyTorch is not installed, or is too old for the device."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            f"webtorch.pytorch: PyTorch is not installed: pip install 'torch>={TESTED}'. "
+            "`import webtorch as torch` needs none",
+            name="torch",
+        ) from None
     reason = unfit(str(torch.__version__))
     if reason is not None:
         raise ImportError(reason, name="torch")

@@ -293,6 +293,15 @@ def test_ctrl_c_while_python_loads_the_package_ends_in_a_sentence(tmp_path: Path
     assert done.stderr == "webtorch: interrupted\n" and done.returncode
 
 
+def test_a_sentence_in_a_pipe_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    webtorch.save({"a": webtorch.ones(2)}, tmp_path / "a.pt")
+    assert cli.main(["convert", str(tmp_path / "a.pt"), str(tmp_path / "b.safetensors")]) == 0
+    assert capsys.readouterr().out.count("\n") == 1
+
+
 def test_the_module_runs_as_a_program() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "webtorch", "--version"], capture_output=True, text=True, check=True

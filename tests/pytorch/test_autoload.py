@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import webtorch_autoload
 from tests.pytorch.processes import forked, python
 
 
@@ -153,6 +154,21 @@ def test_an_older_pytorch_is_refused_in_words(version: str) -> None:
     assert state == "False 2.0"
     assert imported.startswith("ImportError") and words in imported and "pip install" in imported
     assert words in " ".join(compiled)
+
+
+def test_a_pytorch_that_is_absent_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Absent:
+        """Finds no torch."""
+
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            """Say that a name is not there."""
+            if name == "torch":
+                raise ModuleNotFoundError("No module named 'torch'", name=name)
+
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'torch>=2\.13'"):
+        webtorch_autoload.check_version()
 
 
 @pytest.mark.one_in(3)

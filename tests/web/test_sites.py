@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -165,6 +166,8 @@ def test_one_file_runs_without_a_server(site, page):
     page.page.click("#ask")
     page.until("document.querySelector('#answers').textContent.includes('heights: float32[8, 1]')")
     assert page.problems == []
+    block = re.search(r'id="program.json">([^<]*)<', (site / "one.html").read_text("utf-8"))
+    assert block and 2 * len(block[1]) < (site / "site" / "program.json").stat().st_size, "packed"
 
 
 def test_parameters_of_16_bits_are_half_as_large(line, site, tmp_path):

@@ -34,6 +34,22 @@ def sample(tmp_path_factory):
     return folder
 
 
+def test_what_is_expected_is_what_the_call_defines():
+    """Of eigenvectors not the sign, of a result without a gradient no share, and no float64."""
+    need_device("webgpu")
+    found = {}
+    for op in ENTRIES:
+        if op.name in ("linalg_eigh", "linalg_slogdet", "log_softmax", "matrix_exp"):
+            for case in recording.record(op, "webgpu", ("float32", "float16"), 4):
+                assert isinstance(case, recording.Left) or not case.error, case.error
+                found.setdefault(op.name, []).append(case)
+    assert all(len(cases) > 3 for cases in found.values()) and len(found) == 4
+    close = [c for name in ("linalg_eigh", "linalg_slogdet") for c in found[name]]
+    assert max(e.atol for c in close for e in c.expected) < 1e-3
+    half = [c for c in found["matrix_exp"] if "float16" in c.call]
+    assert half and b"\0\0\x80\x7f" in half[0].expected[0].data, "it overflows there"
+
+
 @pytest.mark.covers("Q1", "Q3")
 def test_a_sample_of_the_table_gives_pytorchs_numbers_in_chromium(sample):
     if find("chromium") is None:

@@ -41,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             if options.command != "run":  # there they are the program's
                 warnings.showwarning = lambda message, *_, **__: complain(str(message))
-            return int(command.main(options, importlib.import_module("rich.console").Console()))
+            # A sentence in a file or a pipe is one line.
+            piped = not sys.stdout.isatty()
+            console = importlib.import_module("rich.console").Console(soft_wrap=piped)
+            return int(command.main(options, console))
     except KeyboardInterrupt:
         complain("interrupted")
         return 130

@@ -8,6 +8,7 @@ them modules.
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html
 import io
@@ -186,10 +187,10 @@ def _single(
         f"style-src {_hash(css)}; img-src data:"
     )
     blocks = [
-        _block("program.json", program),
-        _block("weights.safetensors", _encoded(weights)),
-        _block("examples.safetensors", _encoded(examples)),
-        *([_block("initial.safetensors", _encoded(initial))] if initial else []),
+        _packed("program.json", program.encode()),
+        _packed("weights.safetensors", _encoded(weights)),
+        _packed("examples.safetensors", _encoded(examples)),
+        *([_packed("initial.safetensors", _encoded(initial))] if initial else []),
         _block("runtime.js", runtime),
         _block("widgets.js", (HERE / "page" / "widgets.js").read_text(encoding="utf-8")),
         _block("page.js", parts.script),
@@ -197,8 +198,8 @@ def _single(
     if code:
         blocks += [
             _block("cpu.js", (HERE / "cpu.js").read_text(encoding="utf-8")),
-            _block("cpu.wasm", base64.b64encode(code).decode("ascii")),
-            _block("cpu.bin", base64.b64encode(constants).decode("ascii")),
+            _packed("cpu.wasm", code),
+            _packed("cpu.bin", constants),
         ]
     page = re.sub(r'(Content-Security-Policy" content=")[^"]*', lambda m: m.group(1) + policy, page)
     page = page.replace('<link rel="stylesheet" href="page.css">', f"<style>{css}</style>")
@@ -208,10 +209,15 @@ def _single(
     return page.replace("</body>", "\n".join([*blocks, script]) + "\n</body>")
 
 
-def _encoded(tensors: Mapping[str, RawTensor]) -> str:
+def _encoded(tensors: Mapping[str, RawTensor]) -> bytes:
     stream = io.BytesIO()
     dump(tensors, stream)
-    return base64.b64encode(stream.getvalue()).decode("ascii")
+    return stream.getvalue()
+
+
+def _packed(name: str, data: bytes) -> str:
+    """Return a block of bytes. The state before training is mostly zeros, and programs are text."""
+    return _block(name, base64.b64encode(gzip.compress(data, mtime=0)).decode("ascii"))
 
 
 def _block(name: str, text: str) -> str:

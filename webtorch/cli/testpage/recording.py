@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -123,10 +124,16 @@ class Sample:
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
+    # What of its results is to agree: an eigenvector's sign is not.
+    compared: Callable[[Any], Any] = field(default=lambda result: result)
 
     def map(self, change: Callable[[Any], object]) -> Sample:
         """Return the call with other tensors (and types, and devices)."""
-        return Sample(tuple(_map(a, change) for a in self.args), _map(self.kwargs, change))
+        return replace(
+            self,
+            args=tuple(_map(a, change) for a in self.args),
+            kwargs=_map(self.kwargs, change),
+        )
 
     def tensors(self) -> list[Any]:
         """Return the tensors, in order."""
@@ -182,11 +189,14 @@ def samples(op: Op, dtype: str, most: int) -> list[Sample]:
         if kind not in info.dtypes:
             continue
         torch.manual_seed(0)
+        random.seed(0)
         # Warnings are about the forms that PyTorch would rather not see tested any more.
         with warnings.catch_warnings(), contextlib.suppress(Exception):
             warnings.simplefilter("ignore")
             given = list(info.sample_inputs("cpu", kind, requires_grad=False))
-            found += [Sample((s.input, *s.args), dict(s.kwargs)) for s in given]
+            found += [
+                Sample((s.input, *s.args), dict(s.kwargs), s.output_process_fn_grad) for s in given
+            ]
     found = [s for s in found if _fits(s)]
     if not found and dtype == "float32":
         found = _listed(op) or _own(op)
@@ -205,6 +215,9 @@ def _fits(sample: Sample) -> bool:
 def _spread(items: list[Sample], most: int) -> list[Sample]:
     if len(items) <= most:
         return items
+    # Tensors without elements prove little.
+    full = [s for s in items if all(t.numel() for t in s.tensors())]
+    items = full if len(full) >= most else items
     return [items[i * len(items) // most] for i in range(most)]
 
 
@@ -308,6 +321,8 @@ def _expected(exact: Any, wide: object, values: bool, rtol: float | None, factor
     torch = _torch()
     exact = _real(exact, torch.view_as_real)
     dtype = str(exact.dtype).removeprefix("torch.")
+    if dtype == "float64":
+        raise DTypeError("a page does not have float64")
     shape = tuple(exact.shape)
     if not exact.is_floating_point():
         stored = exact if exact.dtype is torch.bool else exact.to(torch.int32)
@@ -318,7 +333,8 @@ def _expected(exact: Any, wide: object, values: bool, rtol: float | None, factor
     true = exact if wide is None else _real(wide, torch.view_as_real)
     if true.shape != exact.shape or not true.is_floating_point():
         true = exact
-    true = true.double()
+    # What a type does not hold is infinite.
+    true = torch.where(true.to(exact.dtype).isinf(), true * math.inf, true.double())
     finite = true[true.isfinite()].abs()
     scale = min(1000.0, max(1.0, float(finite.max()))) if finite.numel() else 1.0
     # Where PyTorch's own float32 is off by more, so may we be.
@@ -397,10 +413,10 @@ def _record(
         if derived:
             given = [t for t in mine.tensors() if t.dtype.is_floating_point]
             given = [t.requires_grad_() for t in given]
-        found = leaves(ours(*mine.args, **mine.kwargs))
+        found = leaves(sample.compared(ours(*mine.args, **mine.kwargs)))
         if derived:
             outputs = [t for t in found if t.requires_grad]
-            weights = [to_ours(w, device) for w in _weights(outputs)]
+            weights = [to_ours(w, device) for w in _weights(found)]
             grads = autograd.grad(outputs, given, weights, allow_unused=True)
             # No gradient is as good as zeros.
             pairs = [(m, e, w) for m, e, w in zip(grads, exact, wide, strict=True) if m is not None]
@@ -427,11 +443,16 @@ def _record(
     return Case(op.name, kind, f"{op.torch}({sample.shown()})", export_pending(results), expected)
 
 
-def _weights(outputs: list[Any]) -> list[Any]:
-    """Return a cotangent for each result, the same ones each time; rounded, so that float32 has them exactly."""
+def _weights(results: list[Any]) -> list[Any]:
+    """Return a cotangent for each result with a gradient, the same ones each time.
+
+    They are rounded, so that float32 has them exactly, and go by place: a result may have none in one library.
+    """
     torch = _torch()
     out = []
-    for i, x in enumerate(outputs):
+    for i, x in enumerate(results):
+        if not x.requires_grad:
+            continue
         generator = torch.Generator().manual_seed(7 + i)
         real = (torch.rand(tuple(x.shape), generator=generator) * 64).round() / 64 + 0.5
         out.append(
@@ -451,7 +472,7 @@ def _reference(theirs: Any, sample: Sample, wide: bool, derived: bool) -> list[A
         return None
     try:
         torch.manual_seed(0)
-        results = leaves(theirs(*call.args, **call.kwargs))
+        results = leaves(sample.compared(theirs(*call.args, **call.kwargs)))
         if not derived:
             plain = all(
                 t.layout is torch.strided and t.dtype is not torch.complex32 for t in results
@@ -460,7 +481,7 @@ def _reference(theirs: Any, sample: Sample, wide: bool, derived: bool) -> list[A
         outputs = [t for t in results if t.requires_grad]
         if not outputs:
             return None
-        weights = [w.to(t.dtype) for w, t in zip(_weights(outputs), outputs, strict=True)]
+        weights = [w.to(t.dtype) for w, t in zip(_weights(results), outputs, strict=True)]
         grads = torch.autograd.grad(outputs, given, weights, allow_unused=True)
         return [torch.zeros_like(t) if g is None else g for g, t in zip(grads, given, strict=True)]
     except Exception:

@@ -224,7 +224,7 @@ class Chat {
   /** Call `take` with each token that follows a prompt, until one of the ends, a stop, or the end of the context. */
   async generate(prompt, most, sampling, take) {
     const { context, ends } = this.about;
-    if (prompt.length >= context) throw new Error(`The conversation has ${prompt.length} tokens, and there is room for ${context}: begin anew.`);
+    if (prompt.length >= context) throw new Error(`The conversation has ${prompt.length} tokens, and there is room for ${context}: press New, or write less.`);
     this.stopped = false;
     let logits = await this.read(prompt);
     for (let made = 0; made < most && !this.stopped; made++) {

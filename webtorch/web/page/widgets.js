@@ -80,9 +80,10 @@ export function curve(svg, values, at = null) {
 
 /** Open the export that this page is of, on the device that its address names, and say on what it runs. */
 export async function opened(options = {}) {
-  const block = $("program.json");
-  const cpu = $("cpu.wasm") ? [inline("cpu.wasm"), inline("cpu.bin")] : null;
-  const source = block ? { program: block.textContent, weights: inline("weights.safetensors"), cpu, cpuScript: globalThis.webtorchCpu } : "./";
+  const cpu = $("cpu.wasm") ? [await inline("cpu.wasm"), await inline("cpu.bin")] : null;
+  const source = $("program.json")
+    ? { program: new TextDecoder().decode(await inline("program.json")), weights: await inline("weights.safetensors"), cpu, cpuScript: globalThis.webtorchCpu }
+    : "./";
   const device = new URLSearchParams(location.search).get("device") ?? "auto";
   // Software adapters and some drivers take a minute for what others have in a second.
   const slow = setTimeout(() => say("The browser compiles the program's kernels …"), 3000);
@@ -92,14 +93,16 @@ export async function opened(options = {}) {
 }
 
 /** Return the bytes of a file that is a block of this page, or null. */
-function inline(name) {
+async function inline(name) {
   const block = $(name);
-  return block ? Uint8Array.from(atob(block.textContent), (c) => c.charCodeAt(0)).buffer : null;
+  if (!block) return null;
+  const packed = Uint8Array.from(atob(block.textContent), (c) => c.charCodeAt(0));
+  return new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
 /** Return the weights before any training, as `loadState` takes them. */
 export async function initial() {
-  return inline("initial.safetensors") ?? fetchFile(new URL("./", location.href), "initial.safetensors");
+  return (await inline("initial.safetensors")) ?? fetchFile(new URL("./", location.href), "initial.safetensors");
 }
 
 /** Return the inputs to try of each function. */
@@ -114,7 +117,7 @@ export async function examples(model) {
     }
     out[name] = [];
     if (!count) continue;
-    tensors ??= readSafetensors(inline("examples.safetensors") ?? (await fetchFile(new URL("./", location.href), "examples.safetensors")), "examples.safetensors");
+    tensors ??= readSafetensors((await inline("examples.safetensors")) ?? (await fetchFile(new URL("./", location.href), "examples.safetensors")), "examples.safetensors");
     const read = ({ dtype, bytes, shape }) => {
       const array = new (typed[dtype] ?? Uint8Array)(bytes.slice().buffer);
       return { data: dtype === "float16" ? halves(new Uint16Array(array.buffer)) : array, shape };
