@@ -272,9 +272,7 @@ class Dispatching:
         elif isinstance(entry, Elementwise) and not known(name):
             # What adds two tensors is a part of what adds with a factor.
             name = name.strip("_")
-        call = (
-            _packet(name).resolve(*_as_stated(name, callee, args, kwargs)) if known(name) else None
-        )
+        call = _packet(name).resolve(*_as_stated(callee, args, kwargs)) if known(name) else None
         if call is None:
             out = run(args, kwargs)
             if entry is not None and type(out) is Tensor and _wrapped(args):
@@ -293,7 +291,7 @@ above.give(asked_for_kernels=lambda: dispatching.tensors)
 _NAMES = {"input": "self", "axis": "dim", "keepdims": "keepdim"}
 
 
-def _as_stated(name: str, callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
+def _as_stated(callee: Callee, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     """Return the arguments of a call with their names in schemas."""
     if callee.parameters is not None and "reduction" in callee.parameters.parameters:
         # Of a loss: its reduction is a number to the operator, and has other places.

@@ -188,7 +188,7 @@ class _Capturing:
         try:
             result = self._call()
             frozen, graph, owners = self._look_through(result, recording)
-            self._note_host(frozen)
+            self._note_host()
         finally:
             recording.stop = None
             self._end()
@@ -335,7 +335,7 @@ class _Capturing:
             )
         return reason
 
-    def _note_host(self, frozen: Frozen) -> None:
+    def _note_host(self) -> None:
         """Note what the call did on the host, while that is known."""
         self.grads = [
             Gradient(

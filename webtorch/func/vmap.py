@@ -71,7 +71,7 @@ def _whole(
                 # Written as another shape (`unsqueeze_`): so is what was given.
                 become(x, unbatch(p, place_of(p, level.number), level.number, level.size))
         leaves, spec = tree_flatten(found)
-        dims = _parse_out_dims(func, out_dims, found, spec, len(leaves))
+        dims = _parse_out_dims(func, out_dims, found, spec)
         # An argument that the function returns, changed in place or not, is the tensor that was given.
         as_given = {id(p): one for p, one in zip(parts, given, strict=True) if p is not one[0]}
         # What is returned twice is one tensor outside, too.
@@ -238,7 +238,7 @@ def _check_out_dims(func: Callable[..., object], out_dims: object) -> None:
 
 
 def _parse_out_dims(
-    func: Callable[..., object], out_dims: Any, found: object, spec: Any, count: int
+    func: Callable[..., object], out_dims: Any, found: object, spec: Any
 ) -> list[Any]:
     def refuse() -> NoReturn:
         """Raise ValueError: out_dims does not fit the output's structure."""

@@ -405,7 +405,7 @@ def _coordinates(x: Tensor, dim: int, index: Tensor) -> tuple[Tensor, list[Tenso
     return x, tensors, want
 
 
-def _check_against(x: Tensor, index: Tensor, dim: int, what: str) -> None:
+def _check_against(x: Tensor, index: Tensor, what: str) -> None:
     if len(index._shape) != len(x._shape):
         raise ShapeError(
             f"Index tensor must have the same number of dimensions as {what} tensor: got {len(index._shape)} "
@@ -420,7 +420,7 @@ def gather_along(x: Tensor, dim: int, index: Tensor, op: str = "gather") -> Tens
     check_index(op, index)
     result_shape = index._shape
     x, index = _at_least_1d(x), _at_least_1d(index)
-    _check_against(x, index, dim, "input")
+    _check_against(x, index, "input")
     dim = normalize_dim(dim, len(x._shape))
     for d, (a, b) in enumerate(zip(index._shape, x._shape, strict=True)):
         if a > b and d != dim:
@@ -469,7 +469,7 @@ def _scatter_along(
     dim = normalize_dim(dim, len(base._shape))
     if not index.numel():
         return _with_none_of(x, src)
-    _check_against(base, index, dim, "self")
+    _check_against(base, index, "self")
     src = _at_least_1d(src)
     if src.dtype is not x.dtype:
         raise DTypeError(

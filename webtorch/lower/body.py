@@ -332,7 +332,6 @@ class Body:
         target: Shape,
         indices: tuple[int, ...],
         flat: Index,
-        level: Level,
         valid: Expr | None,
     ) -> tuple[Index, Expr | None]:
         """Return where point `flat` of (index shape + rest) lies in an array of shape `target`.
@@ -355,7 +354,7 @@ class Body:
             if not self._counts_below(index_node, size):
                 # 64-bit indices are checked as such, then are short.
                 raw = ex.cast(raw, int64 if raw.dtype is int64 else int32)
-                self._check(raw, size, name, dims[d], wrap, level, None if sketch else valid, node)
+                self._check(raw, size, name, dims[d], wrap, None if sketch else valid, node)
                 if wrap:
                     raw = ex.where(raw < 0, raw + size, raw)
                 holds = (raw >= 0) & (raw < size)
@@ -384,7 +383,6 @@ class Body:
         name: str,
         dim: int,
         wrap: bool,
-        level: Level,
         valid: Expr | None,
         node: GraphNode,
     ) -> None:
@@ -401,7 +399,7 @@ class Body:
 
     def _take(self, node: GraphNode, flat: Index, valid: Expr | None) -> Expr:
         source = self.graph.nodes[node.srcs[0]]
-        position, _ = self.indexed_position(node, source.shape, node.srcs[1:], flat, "outer", valid)
+        position, _ = self.indexed_position(node, source.shape, node.srcs[1:], flat, valid)
         return self.value(node.srcs[0], position, valid)
 
 

@@ -254,9 +254,7 @@ def _parts(body: Body, group: Group, needed: set[int]) -> tuple[list[Reduce], li
         elif node.kind == "scatter":
             level = body.level_of(graph.nodes[node.srcs[-1]].elements)
             flat = body.flat(level)
-            position, inside = body.indexed_position(
-                node, node.shape, node.srcs[1:-1], flat, level, None
-            )
+            position, inside = body.indexed_position(node, node.shape, node.srcs[1:-1], flat, None)
             out = ex.cast(body.value(node.srcs[-1], flat), node.dtype)
             combine = node.attrs[2]
         else:

@@ -636,7 +636,7 @@ def evaluate(body: Body, number: int, node: GraphNode) -> None:
             )
         case "scatter":
             level = body.level_of(body.graph.nodes[node.srcs[-1]].elements)
-            body.indexed_position(node, node.shape, node.srcs[1:-1], body.flat(level), level, None)
+            body.indexed_position(node, node.shape, node.srcs[1:-1], body.flat(level), None)
             body.value(node.srcs[-1], body.flat(level))
         case _:
             body.compute(number, body.flat(body.level_of(node.elements)))

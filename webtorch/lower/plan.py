@@ -100,13 +100,13 @@ def plan_program(graph: Graph, limits: Limits) -> Program:
 def _planned(graph: Graph, limits: Limits, apart: Set[int]) -> tuple[_Planner, Program]:
     fuser = Fuser(graph, limits, apart)
     groups = fuser.run()
-    tasks = _tasks(graph, groups, fuser.stored, limits)
+    tasks = _tasks(graph, groups, fuser.stored)
     planner = _Planner(graph, in_frugal_order(graph, tasks), limits)
     program = planner.program()
     return planner, replace(program, separations=planner.separations(program, fuser.separations))
 
 
-def _tasks(graph: Graph, groups: list[Group], stored: set[int], limits: Limits) -> list[Task]:
+def _tasks(graph: Graph, groups: list[Group], stored: set[int]) -> list[Task]:
     outputs = {o.node for o in graph.outputs}
     read_by: dict[int, set[int]] = {}
     for group in groups:
@@ -360,8 +360,6 @@ class _Planner:
             for n in (*task.nodes, *(b for _, b in task.bases)):
                 if n not in task.writes:
                     self.last_read[n] = t
-        # The node whose memory a node's memory really is: follows takeovers.
-        self.holder: dict[int, int] = {}
         self.before_copy: dict[int, list[tuple[int, int]]] = {}
         # Nodes whose base is copied only because their kernel reads it elsewhere: storing the new
         # values first is less work.

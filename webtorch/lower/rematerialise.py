@@ -36,7 +36,7 @@ def fit_budget(
         return best, least
     crossing, end = _held(graph)
     chosen: set[int] = set()
-    waiting = sorted(crossing, key=lambda n: _price(graph, n, crossing - chosen, end))
+    waiting = sorted(crossing, key=lambda n: _price(graph, n, crossing - chosen))
     # Little by little: with nothing kept, one long chain would be computed again as a whole.
     part = sum(_bytes(graph.nodes[n]) for n in waiting) // _MAX_ROUNDS + 1
     for _ in range(_MAX_ROUNDS):
@@ -91,7 +91,7 @@ def _held(graph: Graph) -> tuple[set[int], int]:
     return found, end
 
 
-def _price(graph: Graph, number: int, kept: set[int], end: int) -> float:
+def _price(graph: Graph, number: int, kept: set[int]) -> float:
     """Return the operations for each byte that computing a node again would cost."""
     work = 0
     stack, seen = [number], {number}

@@ -468,9 +468,7 @@ def _pulled_back(func: Pullback, args: Args, kwargs: Kwargs) -> object:
         out = _call(func.operator, given, options)
     results = out if isinstance(out, (list, tuple)) else [out]
     sent = [
-        (x._masked_data, _filled(g, x))
-        for x, g in zip(results, grads, strict=False)
-        if g is not None
+        (x._masked_data, _filled(g)) for x, g in zip(results, grads, strict=False) if g is not None
     ]
     roots = [x for x, _ in sent]
     found = iter(grad(roots, wanted, [g for _, g in sent], retain_graph=True, allow_unused=True))
@@ -499,7 +497,7 @@ def _masked_as(g: Tensor | None, reached: Tensor | None, x: Tensor) -> Tensor | 
     return _made(g, x._masked_mask if reached is None else reached.bool())
 
 
-def _filled(g: Tensor, like: Tensor | None = None) -> Tensor:
+def _filled(g: Tensor) -> Tensor:
     """Return a gradient with zeros where it does not count."""
     if not isinstance(g, MaskedTensor):
         return g

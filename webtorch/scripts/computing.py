@@ -111,7 +111,7 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
                 if runtime.backend.has_failed:
                     runtime.backend.synchronize()
                 forget_dead()
-                fresh, nodes, kept = _settle(run, program, facts, inputs, buffers, holders)
+                fresh, nodes, kept = _settle(run, program, inputs, buffers, holders)
         except BaseException as error:
             if finished:
                 if not isinstance(error, CHECKS):
@@ -348,7 +348,6 @@ def _arguments(run: Run, program: Program) -> list[Any]:
 def _settle(
     run: Run,
     program: Program,
-    facts: list[Facts],
     inputs: list[Any],
     buffers: list[Any],
     holders: dict[int, list[tuple[int, Tensor]]],

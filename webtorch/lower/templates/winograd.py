@@ -184,7 +184,7 @@ def passes(r: Convolution, limits: Limits, engine: Engine) -> list[WgslPass]:
     g = _geometry(r)
     step = _together(g)
     spans = [(first, min(step, g.images - first)) for first in range(0, g.images, step)]
-    found = _weight(r, g, spans, limits) if r.kind == "weight" else _images(r, g, spans, limits)
+    found = _weight(r, g, spans, limits) if r.kind == "weight" else _images(r, g, spans)
     out: list[WgslPass] = []
     for one in found:
         out += one.render(limits, engine)
@@ -291,11 +291,8 @@ def _transformed(
     return Kernel(name, (channels, total), (), (source, out), (), (), stores)
 
 
-def _images(
-    r: Convolution, g: _Geometry, spans: list[tuple[int, int]], limits: Limits
-) -> Iterator[_Step]:
+def _images(r: Convolution, g: _Geometry, spans: list[tuple[int, int]]) -> Iterator[_Step]:
     """Yield the steps of a forward pass, or of a gradient of the input."""
-    del limits
     c, o, most = g.channels, g.others, spans[0][1] * g.tiles
     elements = (_POINTS * c * most, _POINTS * c * o, _POINTS * o * most)
     sizes = (4 * elements[0], 4 * elements[1], 4 * elements[2])
