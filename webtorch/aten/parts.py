@@ -705,8 +705,10 @@ def _statistics(name: str) -> Function:
     return called
 
 
-for _name in ("var", "std", "var_mean", "std_mean"):
-    composed(_name)(_statistics(_name))
+composed("var")(_statistics("var"))
+composed("std")(_statistics("std"))
+composed("var_mean")(_statistics("var_mean"))
+composed("std_mean")(_statistics("std_mean"))
 
 
 # ---- losses
