@@ -461,6 +461,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
     inplace_functions=("torch.clamp_", "torch.clip_"),
     aten=("clamp",),
     overlap="whole",
+    layout=of_operands,
 )
 def clamp(
     input: Tensor, min: Tensor | Number | None = None, max: Tensor | Number | None = None
