@@ -383,7 +383,7 @@ def test_a_write_waits_for_who_looks_at_storages(monkeypatch: pytest.MonkeyPatch
         other.start()
         other.join(0.05)
         assert other.is_alive() and [s.version for s in _homes(outs)] == versions
-    other.join(10)
+    other.join(60)
     assert [s.version for s in _homes(outs)] == [v + 1 for v in versions]
     # It has given the lock back.
     assert runtime().writing.acquire(timeout=1)
