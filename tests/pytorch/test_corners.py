@@ -832,6 +832,8 @@ def test_operators_of_higher_order_with_a_kernel_for_the_cpu_alone(webgpu: str) 
         lambda x, g: F.logsigmoid(x),
         lambda x, g: torch.clamp(x, max=g),
         lambda x, g: F.binary_cross_entropy(x, g, reduction="none"),
+        lambda x, g: torch.mul(g, 2, out=g.new_empty(0)),
+        lambda x, g: torch.clamp(g, 0.5, out=g.new_empty(0)),
     ],
 )
 def test_results_lie_as_operands_whose_values_lie_row_major(
@@ -845,3 +847,26 @@ def test_results_lie_as_operands_whose_values_lie_row_major(
         return run(x, x.detach().clone())
 
     both(webgpu, on)
+
+
+def test_a_product_refuses_overlapping_memory(webgpu: str) -> None:
+    x = torch.ones(4, device=webgpu)
+    with pytest.raises(RuntimeError, match=r"memory|overlap"):
+        torch.mul(x[1:], 2, out=x[:-1])
+
+
+@pytest.mark.parametrize("value", [float("inf"), 2, 2.5])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16])
+def test_a_number_is_copied(webgpu: str, value: float, kind: torch.dtype) -> None:
+    both(webgpu, lambda device: torch.zeros(2, 3, dtype=kind, device=device).copy_(value))  # type: ignore[arg-type]
+    both(webgpu, lambda device: torch.zeros(2, 3, dtype=kind, device=device)[:, 1].copy_(value))  # type: ignore[arg-type]
+
+
+def test_a_scale_does_not_grow_to_infinity(webgpu: str) -> None:
+    scaler = torch.amp.GradScaler(webgpu, init_scale=1e38, growth_factor=16.0, growth_interval=1)
+    x = torch.ones(2, device=webgpu, requires_grad=True)
+    optimizer = torch.optim.SGD([x], 0.1)
+    scaler.scale((x * 1e-30).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == pytest.approx(1e38)

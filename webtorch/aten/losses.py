@@ -108,6 +108,9 @@ def _amp_update_scale(
     failed = op.ne(found_inf, 0.0)
     grown = op.eq(growth_tracker + 1, interval)
     tracker = op.where(op.logical_or(failed, grown), 0, growth_tracker + 1)
-    new = op.where(failed, scale * backoff, op.where(grown, scale * growth, scale))
+    larger = scale * growth
+    # It does not grow past what its type has.
+    larger = op.where(op.logical_and(grown, op.isfinite(larger)), larger, scale)
+    new = op.where(failed, scale * backoff, larger)
     op.copy_(growth_tracker, cast_to(tracker, growth_tracker.dtype))
     return new

@@ -461,6 +461,7 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
     inplace_functions=("torch.clamp_", "torch.clip_"),
     aten=("clamp",),
     overlap="whole",
+    layout=of_operands,
     gradient_name=lambda input, min=None, max=None: (
         f"ClampBackward{int(not (isinstance(min, Tensor) or isinstance(max, Tensor)))}"
     ),

@@ -146,9 +146,13 @@ def _copy_for(dst: torch.Tensor) -> Callable[[Any, object], Lain]:
     return call
 
 
-def copy_from(src: torch.Tensor, dst: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """Copy between devices, or within this one, converting and broadcasting to `dst`."""
+def copy_from(
+    src: torch.Tensor | Number, dst: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:
+    """Copy between devices, or within this one, converting and broadcasting to `dst`. A number fills it."""
     interrupt.check()
+    if not isinstance(src, torch.Tensor):
+        return dst.fill_(src)
     if src.device.type == dst.device.type and not (src.is_neg() or dst.is_neg()):
         if give(src, dst):
             return dst

@@ -258,14 +258,17 @@ for _operator, _kind in (
 _clones = Kinds()
 
 
-_product = kernel_for(torch.ops.aten.mul.out, op.mul)
+@functools.cache
+def _product() -> Kernel:
+    """Return the kernel of a product: not before all is declared that is known of the operator."""
+    return kernel_for(torch.ops.aten.mul.out, op.mul)
 
 
 @own("mul.out")
 def _multiplied(x: torch.Tensor, other: torch.Tensor | float, *, out: torch.Tensor) -> torch.Tensor:
     if type(other) is float and gather(x, other, out):
         return out
-    product: torch.Tensor = _product(x, other, out=out)
+    product: torch.Tensor = _product()(x, other, out=out)
     return product
 
 
