@@ -705,8 +705,9 @@ def _statistics(name: str) -> Function:
     return called
 
 
-for _name in ("var", "std", "var_mean", "std_mean"):
-    composed(_name)(_statistics(_name))
+for _name in ("var", "std"):
+    for _form in (_name, f"{_name}_mean"):
+        composed(_form)(_statistics(_form))
 
 
 # ---- losses
