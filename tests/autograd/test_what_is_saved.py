@@ -27,6 +27,8 @@ CALLS: list[tuple[Any, tuple[str, ...]]] = [
     (lambda lib, a: a.exp(), ("_saved_result",)),
     (lambda lib, a: a**2.5, ("_saved_self",)),
     (lambda lib, a: a.mean(), ("_saved_self_sym_sizes",)),
+    (lambda lib, a: a.view(-1), ("_saved_self_sym_sizes",)),
+    (lambda lib, a: a[:, 1:], ("_saved_self_sym_sizes",)),
     (lambda lib, a: lib.nn.functional.softplus(a, 2.0), ("_saved_self", "_saved_beta")),
     (lambda lib, a: lib.log_softmax(a, 1), ("_saved_result", "_saved_dim")),
     (lambda lib, a: lib.stack([a, a], 1), ("_saved_dim",)),

@@ -181,6 +181,10 @@ ERRORS: dict[str, Callable[[Any], object]] = {
     "a file that is none": lambda lib: lib.save(lib.ones(1), 5),
     "a stream that is none": lambda lib: lib.load(5),
     "a mapped stream": lambda lib: lib.load(BytesIO(b"123"), mmap=True),
+    **{
+        f"a dim of a number: {n}": lambda lib, n=n: getattr(lib.tensor(1.5), n)(100)
+        for n in ("mode", "flip", "unbind", "cummax")
+    },
     "a long kernel": lambda lib: lib.nn.functional.conv1d(lib.ones(1, 1, 4), lib.ones(1, 1, 10)),
     "a complex parameter of Adafactor": lambda lib: stepped(lib, "Adafactor", dtype=lib.complex64),
     "two kinds of backward hooks": both_hooks,

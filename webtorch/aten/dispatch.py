@@ -177,6 +177,11 @@ class OpOverloadPacket:
         setattr(self, overload, found)
         return found
 
+    @property
+    def op(self) -> OpOverloadPacket:
+        """What is called: the operator itself."""
+        return self
+
     def overloads(self) -> list[str]:
         """Return the names of the overloads."""
         return list(overloads(self.__name__))

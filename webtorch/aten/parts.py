@@ -705,10 +705,9 @@ def _statistics(name: str) -> Function:
     return called
 
 
-composed("var")(_statistics("var"))
-composed("std")(_statistics("std"))
-composed("var_mean")(_statistics("var_mean"))
-composed("std_mean")(_statistics("std_mean"))
+for _name in ("var", "std"):
+    for _form in (_name, f"{_name}_mean"):
+        composed(_form)(_statistics(_form))
 
 
 # ---- losses

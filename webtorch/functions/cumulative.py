@@ -214,6 +214,8 @@ def _on_branch(total: Tensor, x: Tensor, dim: int) -> Tensor:
 
 
 def _running(name: str, input: Tensor, dim: int, combine: str, result: Any) -> Any:
+    if not input.ndim and dim not in (-1, 0):
+        raise IndexError(f"{name}(): Expected reduction dim -1 or 0 for scalar but got {dim}")
     dim = one_dim(name, dim, input.ndim)
     if not input.ndim or 0 in input.shape:
         return result(input.clone(), fill(input.shape, 0, int64, input.device))

@@ -160,9 +160,8 @@ def flipped(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 def flip(input: Tensor, *args: object, dims: Sequence[int] | None = None) -> Tensor:
     """A copy with the order of elements along `dims` reversed."""
     wanted = sizes_of("flip", args, dims, "dims") if args != ((),) else ()
-    if not input._shape:
-        return copy(input)
-    return flipped(input, unique_dims(wanted, len(input._shape)))
+    places = unique_dims(wanted, len(input._shape) or 1)
+    return flipped(input, places) if input._shape else copy(input)
 
 
 @composite(family="movement", gradient_name="FlipBackward0")

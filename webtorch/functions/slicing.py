@@ -211,9 +211,9 @@ def _from_parts(gs: Cotangents, _saved: object, static: Any) -> Cotangents:
 @composite(family="movement", gradient_name="UnbindBackward0", traced=True)
 def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """The views at each position of `dim`."""
+    dim = normalize_dim(dim, len(input._shape))
     if not input._shape:
         raise IndexError("Dimension specified as 0 but tensor has no dimensions")
-    dim = normalize_dim(dim, len(input._shape))
     count = input._shape[dim]
     views = several_views(tuple([pick(input, dim, i) for i in range(count)]))
     return _by_one(views, input, dim, (1,) * count, True)

@@ -543,9 +543,9 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
 )
 def mode(input: Tensor, dim: int = -1, keepdim: bool = False) -> Mode:
     """The most frequent value along a dim, the smallest of equals, and where it is: (values, indices)."""
+    d = normalize_dim(dim, input.ndim)
     if not input.ndim:
         return Mode(input.clone(), fill((), 0, int64, input.device))
-    d = normalize_dim(dim, input.ndim)
     size = input._shape[d]
     if not size:
         raise IndexError(f"mode(): Expected reduction dim {d} to have non-zero size.")

@@ -365,6 +365,9 @@ def _of_call(fn: GradFn, name: str) -> object:
         for n, value in static.items():
             if not lead and _PYTORCH.get(n, n) == asked:
                 return value
+    if name == "_saved_self_sym_sizes" and fn.edges and fn.edges[0] is not None:
+        # A view's operand; the next function knows how large it is.
+        return tuple(meta_of(fn.edges[0])[0])
     raise AttributeError(f"'{fn.title}' object has no attribute '{name}'")
 
 
