@@ -169,10 +169,59 @@ def note_made(storage: Storage) -> None:
         running[-1].made.add(storage)
 
 
-class _ModeContext(contextlib.ContextDecorator):
-    """A context manager and decorator that sets the gradient mode; generators are driven in the
-    mode too.
-    """
+class _DecoratorContextManager(contextlib.ContextDecorator):
+    """A context manager that decorates functions and generators, too: each step of these is within it."""
+
+    def _recreate_cm(self) -> Self:
+        return self.clone()
+
+    def clone(self) -> Self:
+        """Return a fresh context of the same kind."""
+        return self.__class__()
+
+    def __call__(self, func: Any) -> Any:
+        import inspect
+
+        if inspect.isgeneratorfunction(func):
+
+            @functools.wraps(func)
+            def generator(*args: object, **kwargs: object) -> Generator[object, object, object]:
+                """Run the generator, each step of it within."""
+                running = func(*args, **kwargs)
+                # What the caller did at the last `yield`, to be passed on to the generator.
+                resume: Callable[[], object] = functools.partial(next, running)
+                while True:
+                    try:
+                        with self.clone():
+                            item = resume()
+                    except StopIteration as stop:
+                        return stop.value
+                    try:
+                        resume = functools.partial(running.send, (yield item))
+                    except GeneratorExit:
+                        with self.clone():
+                            running.close()
+                        raise
+                    except BaseException as error:
+                        resume = functools.partial(running.throw, error)
+
+            return generator
+        if isinstance(func, type):
+            warnings.warn(
+                "Decorating classes is deprecated and will be disabled in future versions. You should only decorate "
+                "functions or methods. To preserve the current behavior of class decoration, you can directly decorate "
+                "the `__init__` method and nothing else.",
+                FutureWarning,
+                stacklevel=user_depth(),
+            )
+            made: Any = func
+            made.__init__ = self(made.__init__)
+            return made
+        return super().__call__(func)
+
+
+class _ModeContext(_DecoratorContextManager):
+    """A context manager and decorator that sets the gradient mode."""
 
     _grad: bool
 
@@ -195,60 +244,9 @@ class _ModeContext(contextlib.ContextDecorator):
     ) -> None:
         mode.grad, mode.inference = self._previous.pop()
 
-    def _recreate_cm(self) -> Self:
-        return self.clone()
 
-    def clone(self) -> Self:
-        """Return a fresh context of the same kind."""
-        return self.__class__()
-
-    def __call__(self, func: Any) -> Any:
-        import inspect
-
-        if inspect.isgeneratorfunction(func):
-
-            @functools.wraps(func)
-            def generator(*args: object, **kwargs: object) -> Generator[object, object, object]:
-                """Run the generator, each step of it in the mode."""
-                running = func(*args, **kwargs)
-                # What the caller did at the last `yield`, to be passed on to the generator in the mode.
-                resume: Callable[[], object] = functools.partial(next, running)
-                try:
-                    while True:
-                        try:
-                            with self.clone():
-                                item = resume()
-                        except StopIteration as stop:
-                            return stop.value
-                        try:
-                            resume = functools.partial(running.send, (yield item))
-                        except GeneratorExit:
-                            raise
-                        except BaseException as error:
-                            resume = functools.partial(running.throw, error)
-                finally:
-                    with self.clone():
-                        running.close()
-
-            return generator
-        if isinstance(func, type):
-            warnings.warn(
-                "Decorating classes is deprecated and will be disabled in future versions. You should only decorate "
-                "functions or methods. To preserve the current behavior of class decoration, you can directly decorate "
-                "the `__init__` method and nothing else.",
-                FutureWarning,
-                stacklevel=user_depth(),
-            )
-            made: Any = func
-            made.__init__ = self(made.__init__)
-            return made
-        return super().__call__(func)
-
-
-class no_grad(_ModeContext):
-    """Operations inside are not recorded for backward."""
-
-    _grad = False
+class _NoParamDecoratorContextManager(_DecoratorContextManager):
+    """One that takes no arguments, so that `@no_grad` stands for `@no_grad()`."""
 
     def __new__(cls, orig_func: object = None) -> Any:
         self = super().__new__(cls)
@@ -256,6 +254,12 @@ class no_grad(_ModeContext):
             return self
         self.__init__()  # type: ignore[misc]
         return self(orig_func)
+
+
+class no_grad(_ModeContext, _NoParamDecoratorContextManager):
+    """Operations inside are not recorded for backward."""
+
+    _grad = False
 
     def __init__(self, orig_func: object = None) -> None:
         super().__init__()
