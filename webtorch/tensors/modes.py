@@ -172,6 +172,17 @@ def note_made(storage: Storage) -> None:
 class _DecoratorContextManager(contextlib.ContextDecorator):
     """A context manager that decorates functions and generators, too: each step of these is within it."""
 
+    def __enter__(self) -> Any:
+        raise NotImplementedError
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        raise NotImplementedError
+
     def _recreate_cm(self) -> Self:
         return self.clone()
 

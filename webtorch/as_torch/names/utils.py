@@ -100,7 +100,8 @@ def swap_tensor(
         raise KeyError('tensor name can\'t contain "."')
     if name == "":
         raise KeyError('tensor name can\'t be empty string ""')
-    for table in (module._parameters, module._buffers):
+    tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+    for table in tables:
         if name in table:
             before = table[name]
             table[name] = tensor
