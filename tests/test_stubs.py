@@ -94,6 +94,8 @@ reveal_type(torch.special.expit(x))  # Tensor
 reveal_type(torch.fft.rfft(x, n=4))  # Tensor
 reveal_type(x.add_(1).T)  # Tensor
 reveal_type(x.shape)  # Size
+reveal_type(x == x)  # Tensor
+reveal_type(nn.Sequential(nn.ReLU())[0])  # Module
 reveal_type(torch.matmul(x, w, out=torch.empty(3, 5)))  # Tensor
 
 
@@ -137,6 +139,13 @@ def once(x: Tensor) -> Tensor:
     return x
 
 
+@torch.no_grad()
+@torch.inference_mode()
+def both(x: Tensor) -> Tensor:
+    return x
+
+
+reveal_type(both(x))  # Tensor
 reveal_type(twice(x, times=3))  # tuple[Tensor, int]
 reveal_type(once(x))  # Tensor
 reveal_type(torch.compile(Net())(x))  # Tensor

@@ -8,6 +8,10 @@ first used.
 import importlib as _importlib
 import sys as _sys
 
+# `python -m webtorch` loads the package before its command.
+if _sys.argv[:1] == ["-m"] and "webtorch" in _sys.orig_argv:
+    _importlib.import_module("webtorch_autoload.command").loading()
+
 from webtorch import scripts as _scripts
 from webtorch.functions import public as _public
 from webtorch.functions.public import *

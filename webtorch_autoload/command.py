@@ -4,6 +4,20 @@ from __future__ import annotations
 
 import importlib
 import sys
+from types import TracebackType
+
+
+def loading() -> None:
+    """Let Ctrl-C end in a sentence while `python -m webtorch` loads the package, which comes before its command."""
+    usual = sys.excepthook
+
+    def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if kind is KeyboardInterrupt:
+            sys.stderr.write("webtorch: interrupted\n")
+        else:
+            usual(kind, error, trace)
+
+    sys.excepthook = say
 
 
 def main() -> int:

@@ -13,6 +13,7 @@ import webtorch
 from webtorch.as_torch.names import checks, library, operators
 from webtorch.as_torch.names import flex_attention as ours
 from webtorch.as_torch.names.foreach import NAMES, foreach
+from webtorch.utils._python_dispatch import TorchDispatchMode
 
 
 def torch_grad(y: Any, x: Any) -> list[float]:
@@ -22,7 +23,7 @@ def torch_grad(y: Any, x: Any) -> list[float]:
 
 def test_a_custom_operator_is_called_by_name_with_its_gradient() -> None:
     @library.custom_op("mine::double", mutates_args=())
-    def double(x: Any, by: float = 2.0) -> Any:
+    def double(x: webtorch.Tensor, by: float = 2.0) -> webtorch.Tensor:
         return x * by
 
     double.register_autograd(
@@ -39,6 +40,51 @@ def test_a_custom_operator_is_called_by_name_with_its_gradient() -> None:
     assert torch_grad(operators.mine.double(x).sum(), x) == [20.0, 20.0]
     with pytest.raises(AttributeError, match="_OpNamespace"):
         _ = operators.mine.treble
+
+
+def test_a_custom_operator_has_the_schema_of_its_annotations() -> None:
+    def scaled(
+        x: webtorch.Tensor, by: float = 2.0, *, dims: list[int] | None = None
+    ) -> webtorch.Tensor:
+        return x if by == 1 else x * by
+
+    operator = library.custom_op("mine::scaled", scaled, mutates_args=())
+    overload = operators.mine.scaled.default
+    assert str(overload) == "mine.scaled.default"
+    assert (
+        str(overload._schema)
+        == "mine::scaled(Tensor x, float by=2.0, *, SymInt[]? dims=None) -> Tensor"
+    )
+    text = library.infer_schema(scaled, mutates_args={"x"}, op_name="f")
+    assert text == "f(Tensor(a0!) x, float by=2.0, *, SymInt[]? dims=None) -> Tensor"
+    with pytest.raises(RuntimeError, match="Expected a value of type 'float' for argument 'by'"):
+        operator(webtorch.ones(2), "much")
+    with pytest.raises(RuntimeError, match="must not also be an input"):
+        operator(webtorch.ones(2), 1.0)
+    with pytest.raises(ValueError, match="Parameter x must have a type annotation"):
+        library.custom_op("mine::untold", lambda x: x, mutates_args=())
+    x = webtorch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
+        operator(x).sum().backward()
+    seen: list[Any] = []
+
+    def keep(ctx: Any, inputs: Any, output: Any, keyword_only_inputs: Any) -> None:
+        seen.append((inputs[1], keyword_only_inputs))
+
+    operator.register_autograd(lambda ctx, grad: (grad * 7, None), setup_context=keep)
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Watching():
+        y = operator(x, dims=[0])
+    y.sum().backward()
+    assert seen == [overload, (2.0, {"dims": [0]})]
+    assert x.grad is not None and x.grad.tolist() == [7.0, 7.0]
 
 
 def test_every_foreach_function_of_pytorch_is_here() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -29,12 +28,13 @@ def test_reverse_mode_through_views_products_and_reductions(device: str) -> None
 def test_diamonds_take_linear_time_and_chains_no_recursion() -> None:
     x = webtorch.ones(1, requires_grad=True)
     y = x
-    started = time.perf_counter()
+    reached: list[None] = []
     for _ in range(200):
         y = y * 0.5 + y * 0.5  # 2**200 paths
+        y.register_hook(lambda g: reached.append(None))
     y.backward()
     assert x.grad is not None and x.grad.item() == 1.0
-    assert time.perf_counter() - started < 20
+    assert len(reached) == 200
     z = webtorch.zeros(1, requires_grad=True)
     y = z
     for _ in range(10_000):

@@ -311,7 +311,7 @@ def test_split_covers_the_range_once() -> None:
 def test_parallel_tasks_run_on_other_threads_and_raise() -> None:
     seen = []
     barrier = threading.Barrier(3)
-    run_parallel([lambda: (barrier.wait(10), seen.append(threading.get_ident()))] * 3)
+    run_parallel([lambda: (barrier.wait(60), seen.append(threading.get_ident()))] * 3)
     assert len(set(seen)) == 3
 
     def fail() -> None:
@@ -531,7 +531,7 @@ def test_a_process_is_not_copied_while_threads_compile(monkeypatch: pytest.Monke
     monkeypatch.setattr(executable, "get_num_threads", lambda: 2)
     monkeypatch.setattr(executable.jit, "function", slow)
     executable.compile_ahead([KernelRunner(chain(3_000_000 + n, "long")) for n in range(9)])
-    assert started.wait(30)
+    assert started.wait(60)
     child = os.fork()
     if child == 0:
         os._exit(0)

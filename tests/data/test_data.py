@@ -64,7 +64,7 @@ def workers() -> list[threading.Thread]:
 
 
 def wait_for_no_workers() -> None:
-    for _ in range(200):
+    for _ in range(6000):
         gc.collect()
         if not workers():
             return
@@ -298,7 +298,7 @@ def test_workers_end_as_processes_do() -> None:
     assert [t.exitcode for t in threads] == [None, None]
     for thread in threads:
         thread.terminate()
-        thread.join(5)
+        thread.join(60)
     assert [t.exitcode for t in threads] == [0, 0]
 
 
@@ -329,7 +329,7 @@ def test_seeds_of_numpy_in_workers_are_pytorchs() -> None:
 
 
 def test_workers_read_at_the_same_time() -> None:
-    together = threading.Barrier(3, timeout=20)
+    together = threading.Barrier(3, timeout=60)
 
     class Meeting(Numbers):
         def __getitem__(self, index: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -168,6 +169,11 @@ def test_a_file_that_is_missing_is_told_in_a_sentence(
     for command in (["convert", source], ["quantize", source], ["merge", source, source]):
         assert cli.main([*command, str(tmp_path / "a.pt" / "a.gguf")]) == 1
         assert "a.pt': " in capsys.readouterr().err
+    (tmp_path / "empty.pt").touch()
+    assert cli.main(["convert", str(tmp_path / "empty.pt"), target]) == 2
+    assert "the file is empty" in capsys.readouterr().err
+    assert cli.main(["chat", str(tmp_path)]) == 1
+    assert "is no language model: it has no config.json" in capsys.readouterr().err
     (tmp_path / "no.pt").mkdir()
     assert cli.main(["convert", missing, target]) == 1
     assert "Errno" not in capsys.readouterr().err
@@ -182,6 +188,9 @@ def test_a_place_that_cannot_be_written_is_told_before_the_training(
         assert cli.main(["demo", "digits", "--device", "cpu", *option]) == 1
         said = capsys.readouterr()
         assert option[1].partition("/")[0] in said.err and "epoch" not in said.out
+    assert cli.main(["doctor", "--device", "cpu", "--report", "file/report.json"]) == 1
+    said = capsys.readouterr()
+    assert "file" in said.err and "pass" not in said.out
 
 
 def test_no_adapter_is_an_error_with_advice_where_webgpu_was_asked_for(
@@ -253,9 +262,9 @@ def test_cache_shows_what_is_kept_and_clears_it(
     disk.PROGRAMS.write("one", bytes(3 << 20))
     assert cli.main(["cache"]) == 0
     said = capsys.readouterr().out
-    assert "1 files, 3.0 MiB (at most 256 MiB)" in said and str(tmp_path / "programs") in said
+    assert "1 file, 3.0 MiB (at most 256 MiB)" in said and str(tmp_path / "programs") in said
     assert cli.main(["cache", "--clear"]) == 0
-    assert "removed 1 files" in capsys.readouterr().out
+    assert "removed 1 file," in capsys.readouterr().out
     assert disk.PROGRAMS.contents().files == 0
     monkeypatch.setenv("WEBTORCH_CACHE", "0")
     assert cli.main(["cache"]) == 0
@@ -271,6 +280,17 @@ def test_ctrl_c_while_webtorch_is_loaded_ends_in_a_sentence(
     monkeypatch.setattr(before.importlib, "import_module", interrupted)
     assert before.main() == 130
     assert capsys.readouterr().err == "webtorch: interrupted\n"
+
+
+def test_ctrl_c_while_python_loads_the_package_ends_in_a_sentence(tmp_path: Path) -> None:
+    """`python -m webtorch` loads the package before the command's own file."""
+    (tmp_path / "numpy.py").write_text("raise KeyboardInterrupt", encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), str(Path(webtorch.__file__).parents[1])])
+    command = [sys.executable, "-m", "webtorch", "doctor"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.stderr == "webtorch: interrupted\n" and done.returncode
 
 
 def test_the_module_runs_as_a_program() -> None:

@@ -128,7 +128,7 @@ class Program:
         if self.rank == 0:
             d.all_reduce(x, group=alone)
         d.barrier()
-        d.monitored_barrier(timeout=datetime.timedelta(seconds=20))
+        d.monitored_barrier(timeout=datetime.timedelta(seconds=60))
         return [found, sent, got, gathered, self.values(x), d.get_rank(alone), d.get_world_size(alone),
                 d.get_process_group_ranks(d.group.WORLD), d.get_backend()]  # fmt: skip
 

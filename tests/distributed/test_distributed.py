@@ -109,7 +109,7 @@ def test_sums_of_three_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) ->
 
     def train(rank: int) -> list[Any]:
         """Be one of three: sums in parts, among others, are waited for when all have begun."""
-        group = ProcessGroup(store, ranks, rank, "many", timedelta(seconds=20))
+        group = ProcessGroup(store, ranks, rank, "many", timedelta(seconds=60))
         given = [torch.arange(float(n)) + rank for n in (2, 150, 3, 300)]
         given.append(given[1].to(torch.bfloat16))
         part = torch.empty(100)
@@ -145,11 +145,11 @@ def test_half_a_word_is_none_and_who_waits_is_woken() -> None:
     bell = other.bell(0)
     assert not other.sleep(0, bell, 0.001)
     with ThreadPoolExecutor(1) as thread:
-        woken = thread.submit(other.sleep, 0, bell, 20.0)
+        woken = thread.submit(other.sleep, 0, bell, 60.0)
         mine.say(told)
         assert woken.result() and other.bell(0) == bell + 1
     # It does not sleep on what is old.
-    assert other.sleep(0, bell, 20.0)
+    assert other.sleep(0, bell, 60.0)
     assert other.said(0, 5) == told and other.said(0, 5 + 64) is None
     mine.say_added(5)
     assert other.added(0, 5) and other.added(1, 5) is None

@@ -48,6 +48,12 @@ WRONG: dict[str, tuple[Call, tuple[str, ...]]] = {
         lambda t: t.ones(1).new(t.ones(1), device="cpu"),
         ("Legacy tensor new of the form tensor.new(tensor, device=device)",),
     ),
+    "softmax": (lambda t: t.softmax(t.ones(2), None), ("softmax", "dim")),
+    "log_softmax method": (lambda t: t.ones(2).log_softmax(None), ("log_softmax", "dim")),
+    # gradients
+    "leaf": (lambda t: t.ones(1, requires_grad=True).add_(1), ("leaf Variable",)),
+    "nothing": (lambda t: t.ones(1).sum().backward(), ("element 0 of tensors does not require",)),
+    "vector": (lambda t: t.ones(2, requires_grad=True).backward(), ("scalar outputs",)),
     # shapes
     "view size": (lambda t: t.zeros(2, 3).view(4, 2), ("[4, 2]", "6")),
     "view strides": (lambda t: t.zeros(2, 3).t().view(6), ("view", "reshape")),

@@ -287,6 +287,11 @@ def test_a_tensor_of_all_examples_cannot_take_those_of_each() -> None:
         y = module.zeros(3)
         with pytest.raises(RuntimeError, match=r"inplace arithmetic|broadcast shape"):
             module.func.vmap(lambda a, y=y: y.add_(a))(module.ones(2, 3))
+        # Nor one without elements, whatever has made the others.
+        for make in (lambda a: a.sum(0), lambda a: a.mT @ a, lambda a: a.sort(0).values):
+            y = module.zeros(make(module.ones(0, 3)).shape)
+            with pytest.raises(RuntimeError, match=r"inplace arithmetic|broadcast shape|copy_"):
+                module.func.vmap(lambda a, y=y, make=make: y.add_(make(a)))(module.ones(2, 0, 3))
         with pytest.raises(RuntimeError, match=r"inplace arithmetic|broadcast shape|copy_"):
             module.func.vmap(lambda a, y=y: y.copy_(a))(module.ones(2, 3))
 

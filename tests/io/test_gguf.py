@@ -130,6 +130,59 @@ def test_tables_of_their_own_are_refused_by_name_and_the_rest_is_read(tmp_path: 
     assert GGUFReader(path).tensor("fine", device="cpu").tolist() == [1, 1, 1, 1]
 
 
+def split(folder: Path) -> list[Path]:
+    """Write the tensors a, b and c, of which a is packed, to three files."""
+    writer = gguf.GGUFWriter(folder / "m.gguf", "llama", split_max_tensors=1)
+    writer.add_block_count(3)
+    a = np.random.default_rng(0).normal(size=(4, 256)).astype(np.float32)
+    writer.add_tensor("a", quants.quantize(a, Kind.Q8_0), raw_dtype=Kind.Q8_0)
+    writer.add_tensor("b", np.arange(4, dtype=np.float32))
+    writer.add_tensor("c", np.arange(2, dtype=np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(folder.glob("m-*.gguf"))
+
+
+def test_a_model_in_several_files(tmp_path: Path, device: str) -> None:
+    names = split(tmp_path)
+    assert [n.name for n in names] == [f"m-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    for name in names:
+        reader = GGUFReader(name)
+        assert reader.files == [str(n) for n in names] and list(reader) == ["a", "b", "c"]
+        assert reader.metadata["llama.block_count"] == 3
+        metadata, tensors = load_gguf(name, device, packed=True)
+        a = tensors.pop("a")
+        assert isinstance(a, PackedTensor)
+        data = gguf.GGUFReader(names[0]).tensors[0].data
+        np.testing.assert_array_equal(a.bytes().numpy(force=True), data)
+        assert [t.tolist() for t in tensors.values()] == [[0, 1, 2, 3], [0, 1]]
+    # What is saved again is one file.
+    save_gguf({"a": a, **tensors}, tmp_path / "one.gguf", metadata)
+    assert list(GGUFReader(tmp_path / "one.gguf")) == ["a", "b", "c"]
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    first, second, third = split(tmp_path)
+    kept = second.read_bytes()
+    second.unlink()
+    said = "this is file 3 of 3 of a model, and not beside it: 'm-00002-of-00003.gguf'"
+    with pytest.raises(FileNotFoundError, match=said):
+        GGUFReader(third)
+    second.write_bytes(third.read_bytes())
+    with pytest.raises(GGUFError, match="does not say that it is 2 of 3"):
+        GGUFReader(first)
+    second.write_bytes(kept.replace(b"b", b"a"))
+    with pytest.raises(GGUFError, match="'a' stood in a file before it as well"):
+        GGUFReader(first)
+    second.write_bytes(kept)
+    with pytest.raises(
+        GGUFError, match=r"this is file 2 of 3 .* must end in -00002-of-00003\.gguf"
+    ):
+        GGUFReader(second.rename(tmp_path / "renamed.gguf"))
+
+
 def test_damaged_files_are_refused_in_words(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf")
     whole = (tmp_path / "m.gguf").read_bytes()
@@ -182,7 +235,7 @@ def test_packed_tensors_lie_on_the_file(tmp_path: Path) -> None:
     first, again, other = (reader.packed(n, device="cpu") for n in ("w", "w", "v"))
     assert isinstance(first, PackedTensor) and isinstance(again, PackedTensor)
     assert isinstance(other, PackedTensor)
-    mapped = np.frombuffer(reader._own or b"", np.uint8)
+    mapped = np.frombuffer(reader._files[0].own or b"", np.uint8)
     shared = [np.shares_memory(mapped, t.blocks.numpy()) for t in (first, again, other)]
     assert shared == [True, False, True]
     expected, kept = again.dequantize().tolist(), other.dequantize().tolist()

@@ -689,3 +689,17 @@ def test_masks_record_gradients_and_are_captured() -> None:
     y.mul_(3)
     assert picked.tolist() == [0.0, 2.0]
     assert webtorch.vmap(lambda row: webtorch.where(m, row, 0))(y.expand(2, 4)).sum().item() == 12
+
+
+@pytest.mark.parametrize("name", ["index_copy_", "index_add_", "index_fill_"])
+def test_slices_of_a_later_dim_are_written_in_place(name: str, device: str) -> None:
+    """A cache (batch, heads, places, width) that takes a token is neither copied nor turned."""
+    cache = webtorch.ones(2, 3, 40, 8, device=device)
+    index = webtorch.tensor([5], device=device)
+    given = 2.0 if name == "index_fill_" else webtorch.full((2, 3, 1, 8), 2.0, device=device)
+    webtorch.realize(cache, index)
+    with webtorch.profile() as prof:
+        getattr(cache, name)(2, index, given)
+        webtorch.realize(cache)
+    assert [row.count for row in prof.key_averages()] == [1]
+    assert cache.sum().item() == 2 * 3 * 8 * (39 + (3 if name == "index_add_" else 2))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +184,16 @@ def test_a_tensor_of_a_storage_shares_its_memory(lib: Any) -> None:
     assert memory.tolist() == [0, 0, 128, 63, 0, 0, 128, 63, 0, 0]
     assert x.item() == 0x3F8000003F800000
     assert lib.Tensor(memory).tolist() == lib.zeros(1).new(memory).tolist() == [1.0, 1.0]
+
+
+@BOTH
+def test_what_is_set_on_storages_goes_with_their_memory(lib: Any) -> None:
+    x, y = lib.UntypedStorage(2), lib.UntypedStorage(2)
+    x.other, y.other = y, x
+    gone = weakref.ref(x)
+    del x, y
+    gc.collect()
+    assert gone() is None
+    flat = lib.ones(2)
+    flat.untyped_storage().note = "kept"
+    assert flat[1:].untyped_storage().note == "kept"

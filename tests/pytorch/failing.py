@@ -53,7 +53,7 @@ def alone() -> list[float]:
 def _killed(folder: Path) -> None:
     """Train with a checkpoint each step; rank 1 is killed in a backward pass of its first life."""
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    dist.init_process_group(timeout=timedelta(seconds=20))
+    dist.init_process_group(timeout=timedelta(seconds=60))
     rank, kept = dist.get_rank(), folder / "kept.pt"
     model = _net().to("webgpu")
     optimizer, begin = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), 0
@@ -100,7 +100,8 @@ def _lost(rank: int, folder: Path, dies: bool) -> None:
     """Wait for the gradients of a backward pass for a rank that dies, or hangs, in its own."""
     if folder.name.endswith("shared"):
         shared.LEAST = 4
-    _start(rank, 2, folder, "store", 1.5)
+    # One that is dead is missed long before this time, one that hangs only then.
+    _start(rank, 2, folder, "store", 60 if dies else 1.5)
     wrapped = nn.parallel.DistributedDataParallel(_net().to("webgpu"))
     for step in range(2):
         out = wrapped(_batch(step, rank).to("webgpu"))
@@ -138,7 +139,7 @@ def _kept(rank: int, folder: Path) -> None:
     """Save on four ranks, where one then finds the disk full, and load on two."""
     import torch.distributed.checkpoint as files
 
-    _start(rank, 4, folder, "four", 20)
+    _start(rank, 4, folder, "four", 60)
     model, state = _sharded()
     with torch.no_grad():
         for weight in model.parameters():
@@ -155,7 +156,7 @@ def _kept(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
     far = -1.0
     if rank < 2:
-        _start(rank, 2, folder, "two", 20)
+        _start(rank, 2, folder, "two", 60)
         model, state = _sharded()
         files.load(state, checkpoint_id=folder / "kept")
         pairs = zip(model.parameters(), _net(64).parameters(), strict=True)

@@ -76,21 +76,23 @@ def test_import_torch_stays_light() -> None:
         """
     )
     assert out.splitlines() == ["[]", "True"]
-    # What it costs after the rest of PyTorch is there; PyTorch's own import takes some 1500 ms.
-    times: list[float] = []
-    while len(times) < 3 and min(times, default=30) >= 30:
+    # What it costs beside PyTorch's own import, in one process: 2 % where nothing else runs.
+    shares: list[float] = []
+    while len(shares) < 3 and min(shares, default=1) >= 0.05:
         out = python(
             """
-            import time, torch
+            import time
             start = time.process_time()
+            import torch
+            begun = time.process_time()
             import webtorch_autoload
             webtorch_autoload.autoload()
-            print((time.process_time() - start) * 1000)
+            print((time.process_time() - begun) / (begun - start))
             """,
             TORCH_DEVICE_BACKEND_AUTOLOAD="0",
         )
-        times.append(float(out))
-    assert min(times) < 30, times
+        shares.append(float(out))
+    assert min(shares) < 0.05, shares
 
 
 @pytest.mark.parametrize(

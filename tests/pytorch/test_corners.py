@@ -790,3 +790,33 @@ def test_a_mask_of_another_size_is_refused_as_an_index(webgpu: str, value: Any) 
     mask = torch.ones(3, dtype=torch.bool, device=webgpu)
     with pytest.raises(IndexError, match=r"The shape of the mask \[3\] at index 0 does not match"):
         x[mask] = value if isinstance(value, float) else value.to(webgpu)
+
+
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_classes_of_storages(webgpu: str) -> None:
+    kinds: Any = torch.webgpu  # type: ignore[attr-defined]
+    storage = torch.ones(3, device=webgpu).storage()
+    assert storage.type() == "torch.webgpu.FloatStorage"
+    assert isinstance(storage, kinds.FloatStorage) and not isinstance(storage, torch.FloatStorage)
+    made = kinds.IntStorage([1, 2])
+    assert made.device.type == "webgpu" and made.tolist() == [1, 2]
+    assert not hasattr(kinds, "Storage")
+
+
+def test_no_number_of_no_element(webgpu: str) -> None:
+    with pytest.raises(RuntimeError, match=r"item: Empty tensor not supported: shape \(0,\)"):
+        torch.ops.aten._local_scalar_dense(torch.empty(0, device=webgpu))
+
+
+def test_operators_of_higher_order_with_a_kernel_for_the_cpu_alone(webgpu: str) -> None:
+    class Twice(torch._ops.HigherOrderOperator):
+        def __call__(self, *args: Any) -> Any:
+            return super().__call__(*args)
+
+    twice: Any = Twice("webtorch_test_twice")
+    twice.py_impl(torch._C.DispatchKey.AutogradCPU)(lambda x: x * 2)
+    x = torch.ones(3, device=webgpu, requires_grad=True)
+    assert twice(x).tolist() == [2, 2, 2]
+    twice.py_impl(torch._C.DispatchKey.CPU)(lambda x: x * 3)
+    with torch.inference_mode():
+        assert twice(torch.ones(1, device=webgpu)).tolist() == [3]

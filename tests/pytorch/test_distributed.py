@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from tests.pytorch.ranks import COLLECTIVES, MODELS, RANKS
+from webtorch.errors import DeviceError
 from webtorch.pytorch import copying, device
 from webtorch.runtime.arrivals import Arrival
 from webtorch_autoload.device import module
@@ -106,6 +109,36 @@ def test_what_waits_reads_what_was_there(webgpu: str) -> None:
     sent = copying.upload(torch.ones(4), device.TO_WEBTORCH[torch.float32])
     arrival.come(sent._storage.node.buffer)
     assert [late.tolist(), x.tolist()] == [[1, 3, 5, 7], [1, 2, 3, 4]]
+
+
+def test_what_was_taken_while_a_value_does_not_come_is_given_back(webgpu: str) -> None:
+    runtime = device.runtime()
+    if runtime.kind != "webgpu":
+        pytest.skip("the CPU's programs take no memory ahead")
+    x, error = torch.ones(4096, device=webgpu), DeviceError("nobody sent it")
+
+    def computed(error: Exception | None) -> torch.Tensor:
+        """Compute with a value whose memory is known before it comes."""
+        coming, sent = torch.zeros(4096, device=webgpu), torch.ones(4096, device=webgpu) * 2
+        sent.cpu()
+        data = device.memory_of(sent).held.node.buffer
+        arrival = Arrival(data)
+        runtime.arriving.append(arrival)
+        copying.expect(coming, arrival)
+        made = (x * 2 + coming).relu() * x
+        threading.Timer(0.05, arrival.come, (data, error)).start()
+        return made.cpu()
+
+    for _ in range(3):
+        assert computed(None).sum() == 4 * 4096
+    gc.collect()
+    before = torch.webgpu.memory_allocated()
+    with pytest.raises(DeviceError, match="nobody sent it"):
+        computed(error)
+    # Frames of the error hold tensors.
+    error.__traceback__ = None
+    gc.collect()
+    assert torch.webgpu.memory_allocated() == before
 
 
 def test_a_process_of_several_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,8 +48,8 @@ def test_a_rank_that_is_lost_in_a_backward_is_named(ranks: Path, how: str) -> No
     found = json.loads((ranks / how / "0.json").read_text())
     assert "allreduce of torch.float32 (90,) on rank 0 of 2" in found["message"]
     assert "No word from rank 1" in found["message"]
-    # At once, or at the timeout.
-    assert (1.4 if how.startswith("hangs") else 0) < found["seconds"] < 4
+    # At the timeout of 1.5 s, or at once and not at that of 60 s.
+    assert (1.4 if how.startswith("hangs") else 0) < found["seconds"] < 30
 
 
 def test_checkpoints_of_a_full_disk_and_of_another_number_of_ranks(ranks: Path) -> None:

@@ -163,3 +163,40 @@ def test_gradients_that_are_views_step_as_the_cpus(webgpu: str) -> None:
             optimizer.step()
         found.append([p.detach().cpu() for p in params])
     torch.testing.assert_close(*found, **_CLOSE)
+
+
+@pytest.mark.parametrize("place", ["told", "written"])
+def test_a_failure_in_the_middle_steps_nothing_twice(
+    webgpu: str, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    owner, name = (stepping._Rows, "_learn") if place == "told" else (stepping, "store")
+    usual, calls = getattr(owner, name), list[object]()
+
+    def failing(*args: Any) -> object:
+        """Fail for the second parameter; of each three tensors or more are written."""
+        calls.append(args)
+        if len(calls) == (2 if place == "told" else 5):
+            raise MemoryError("there is no room")
+        return usual(*args)
+
+    found = []
+    for where in (webgpu, "cpu"):
+        params = _params(where)
+        # Steps of no other test: what failed is PyTorch's from then on.
+        optimizer = torch.optim.Adam(params, foreach=False, maximize=True, amsgrad=place == "told")
+        _gradients(params, 0, where)
+        optimizer.step()
+        _gradients(params, 1, where)
+        if where == webgpu:
+            monkeypatch.setattr(stepping.Kinds, "find", lambda *_, **__: None)
+            monkeypatch.setattr(owner, name, failing)
+            if place == "written":
+                # How far it was written cannot be told: the error is the user's.
+                with pytest.raises(MemoryError):
+                    optimizer.step()
+                assert len(calls) == 5
+                return
+        optimizer.step()
+        found.append(_seen(optimizer))
+    assert len(calls) == 2
+    torch.testing.assert_close(*found, **_CLOSE)

@@ -103,6 +103,12 @@ COMPRESSED: dict[str, Callable[[Any, Any], Any]] = {
     "mm of two": lambda s, d: s @ s.detach().t().to_sparse_csr(),
     "mv": lambda s, d: s @ d[0],
     "addmm": lambda s, d: torch.addmm(d @ d.t(), s, d.t(), beta=0.5, alpha=2),
+    "sums": lambda s, d: torch.sparse.mm(s, d.t(), "sum"),
+    "means": lambda s, d: torch.sparse.mm(s, d.t(), "mean"),
+    "largest": lambda s, d: torch.sparse.mm(s, d.t(), "amax"),
+    "triangle": lambda s, d: torch.triangular_solve(
+        d.detach()[:, :2], (d @ d.t()).detach().to_sparse_csr(), unitriangular=True
+    )[0],
     "linear": lambda s, d: torch.nn.functional.linear(d, s),
     "sum of two": lambda s, d: s + s.detach() * 2,
     "added": lambda s, d: d + s,
@@ -132,6 +138,7 @@ def compressed(program: Callable[[Any, Any], Any], device: str) -> list[Any]:
     return found
 
 
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")
 @pytest.mark.parametrize("name", COMPRESSED)
 def test_a_compressed_matrix_gives_what_the_cpu_gives(name: str, webgpu: str) -> None:
     for ours, theirs in zip(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ BOTH = pytest.mark.parametrize("lib", LIBS.values(), ids=LIBS)
 
 def said(call: Callable[[Any], object], lib: Any) -> tuple[type[BaseException], str]:
     """Return the error of a call."""
-    with pytest.raises((RuntimeError, TypeError, ValueError, IndexError, AssertionError)) as found:
+    kinds = RuntimeError, TypeError, ValueError, IndexError, AssertionError, AttributeError
+    with pytest.raises(kinds) as found:
         call(lib)
     return found.type, str(found.value)
 
@@ -173,6 +175,12 @@ ERRORS: dict[str, Callable[[Any], object]] = {
     "classes of nothing": lambda lib: lib.nn.functional.multi_margin_loss(
         lib.ones(0), lib.zeros(10).long()
     ),
+    "a class that there is not": lambda lib: lib.nn.functional.multi_margin_loss(
+        lib.ones(2, 3), lib.tensor([1, 9])
+    ),
+    "a file that is none": lambda lib: lib.save(lib.ones(1), 5),
+    "a stream that is none": lambda lib: lib.load(5),
+    "a mapped stream": lambda lib: lib.load(BytesIO(b"123"), mmap=True),
     "a long kernel": lambda lib: lib.nn.functional.conv1d(lib.ones(1, 1, 4), lib.ones(1, 1, 10)),
     "a complex parameter of Adafactor": lambda lib: stepped(lib, "Adafactor", dtype=lib.complex64),
     "two kinds of backward hooks": both_hooks,
@@ -447,6 +455,16 @@ VALUES: dict[str, Callable[[Any], object]] = {
         small_concentrations(lib, t) for t in (lib.float32, lib.float64)
     ],
     "identities of tensors": identities,
+    "a transposed number": lambda lib: [
+        [f(lib.tensor(3.0)).item() for f in (lib.adjoint, lambda x: x.mT, lambda x: x.mH)],
+        lib.ones(1, requires_grad=True).clamp(0, 1).grad_fn.name(),
+    ],
+    "signs of determinants": lambda lib: [
+        x.requires_grad for x in lib.linalg.slogdet(lib.eye(2).requires_grad_())
+    ],
+    "gamma functions of matrices": lambda lib: [
+        round(v, 3) for v in lib.mvlgamma(lib.tensor([3.5, 7.0]), 5).tolist()
+    ],
     "swapped parameters": swapped,
     "distances of unsigned numbers": lambda lib: [
         lib.isclose(lib.tensor([0, 5, n], dtype=t), lib.tensor([1, 4, 0], dtype=t), 0, 1).tolist()
@@ -483,7 +501,10 @@ VALUES: dict[str, Callable[[Any], object]] = {
 
 
 @pytest.mark.filterwarnings(
-    "ignore:Sparse invariant", "ignore:Using a non-tuple", "ignore:Using backward"
+    "ignore:Sparse invariant",
+    "ignore:Using a non-tuple",
+    "ignore:Using backward",
+    "ignore:.* is deprecated on 0-D",
 )
 @pytest.mark.parametrize("name", VALUES)
 def test_values_are_pytorchs(name: str) -> None:

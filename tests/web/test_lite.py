@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import urllib.parse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +41,17 @@ def test_a_cell_of_the_site_runs_webtorch(
     output = page.page.locator(".jp-OutputArea-output").first.inner_text()
     assert output.strip() == "webtorch [0.0, 1.0, 2.0]"
     assert not [url for url in asked if not url.startswith((address, "blob:", "data:"))]
+
+
+def test_a_kernel_whose_wheels_are_elsewhere_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kernel = SimpleNamespace(
+        files=[Path(f"../share/{lite._EXTENSION}/all.json")], locate_file=tmp_path.joinpath
+    )
+    monkeypatch.setattr(lite.importlib.metadata, "distribution", lambda name: kernel)
+    with pytest.raises(lite.LiteMissingError, match="jupyterlite-pyodide-kernel lacks"):
+        lite.build_lite(tmp_path / "site")
 
 
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

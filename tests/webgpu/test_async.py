@@ -54,6 +54,18 @@ def _half_a_second(device, slow) -> int:
     return min(int(rounds * 0.5 / (time.perf_counter() - start)), 50_000_000)
 
 
+def _long_enough(device, slow, count, least):
+    """Return what `count` gives, its ticks first: other programs may keep this one from them for a while, but where
+    the wait does, no time is enough.
+    """
+    rounds = _half_a_second(device, slow)
+    for factor in (1, 2, 4):
+        found = count(factor * rounds)
+        if found[0] >= least:
+            break
+    return found
+
+
 def _increment(device, n):
     i = ex.index(0, n)
     buffers = (BufferSlot(float32, "read_write", n),)
@@ -77,9 +89,8 @@ def test_awaiting_gives_the_bytes(device):
 def test_other_coroutines_run_while_the_device_works(device, slow):
     if device.adapter.backend_type == "OpenGL":
         pytest.skip("Mesa's OpenGL does the work inside the submission itself")
-    rounds = _half_a_second(device, slow)
 
-    async def main() -> tuple[int, float, float]:
+    async def main(rounds: int) -> tuple[int, float, float, float]:
         (y,) = slow.run([], [rounds])
         start = time.perf_counter()
         pending = device.download_async(y)
@@ -91,11 +102,13 @@ def test_other_coroutines_run_while_the_device_works(device, slow):
             now = time.perf_counter()
             widest, last, ticks = max(widest, now - last), now, ticks + 1
         await task
-        return ticks, asked, widest
+        return ticks, asked, widest, time.perf_counter() - start
 
-    ticks, asked, widest = asyncio.run(main())
-    assert ticks >= 20, f"{ticks} ticks, the widest gap was {widest:.3f} s"
-    assert asked < 0.1
+    ticks, asked, widest, waited = _long_enough(
+        device, slow, lambda rounds: asyncio.run(main(rounds)), 20
+    )
+    assert ticks >= 20, f"{ticks} ticks in {waited:.3f} s, the widest gap was {widest:.3f} s"
+    assert asked < waited / 4
 
 
 async def _wrap(awaitable: object) -> object:
@@ -103,24 +116,28 @@ async def _wrap(awaitable: object) -> object:
 
 
 def test_the_gil_is_free_while_a_blocking_read_waits(device, slow):
-    ticks = 0
-    stop = threading.Event()
+    def waiting(rounds: int) -> tuple[int, float]:
+        ticks = 0
+        stop = threading.Event()
 
-    def count() -> None:
-        nonlocal ticks
-        while not stop.is_set():
-            time.sleep(0.002)
-            ticks += 1
+        def count() -> None:
+            nonlocal ticks
+            while not stop.is_set():
+                time.sleep(0.002)
+                ticks += 1
 
-    (y,) = slow.run([], [_half_a_second(device, slow)])
-    thread = threading.Thread(target=count)
-    start = time.perf_counter()
-    thread.start()
-    device.download(y)
-    waited = time.perf_counter() - start
-    stop.set()
-    thread.join()
-    # A thread that is kept out ticks once, at the end. Another program may take the processor.
+        (y,) = slow.run([], [rounds])
+        thread = threading.Thread(target=count)
+        start = time.perf_counter()
+        thread.start()
+        device.download(y)
+        waited = time.perf_counter() - start
+        stop.set()
+        thread.join()
+        return ticks, waited
+
+    # A thread that is kept out ticks once, at the end.
+    ticks, waited = _long_enough(device, slow, waiting, 10)
     assert ticks >= 10, f"{ticks} in {waited} s"
 
 
@@ -182,6 +199,7 @@ def test_what_is_submitted_does_not_wait_for_a_thread_that_waits(device, slow):
         time.sleep(0.03)
         started = time.perf_counter()
         slow.run([], [1])
-        times.append(time.perf_counter() - started)
+        took = time.perf_counter() - started
         waiting.join()
-    assert min(times) < 0.03, times
+        times.append(took / (time.perf_counter() - started))
+    assert min(times) < 0.25, times

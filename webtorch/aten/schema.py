@@ -10,12 +10,15 @@ import ast
 import functools
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin
 
-from webtorch.ir.dtype import DType
+from webtorch.ir.dtype import DType, by_name
+from webtorch.tensors.device import device
 from webtorch.tensors.tensor import Tensor
 
 
@@ -65,6 +68,7 @@ class Schema:
     # Whether PyTorch writes it with other operators; whether it takes numbers in the places of tensors.
     composite: bool
     numbers: bool
+    namespace: str = "aten"
 
     @property
     def is_mutable(self) -> bool:
@@ -77,9 +81,26 @@ class Schema:
         return not self.is_mutable and any(a.alias_info for a in self.arguments)
 
     def __str__(self) -> str:
-        return f"aten::{self.text}"
+        return f"{self.namespace}::{self.text}"
 
     __repr__ = __str__
+
+    def check(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Raise RuntimeError for an argument of a call that is not of the type that is stated."""
+        given = {**dict(zip([a.name for a in self.arguments], args, strict=False)), **kwargs}
+        for place, argument in enumerate(self.arguments):
+            value = given.get(argument.name, inspect.Parameter.empty)
+            if value is inspect.Parameter.empty or _is_of(value, argument.type, False):
+                continue
+            # A bool is a number, and a tensor of one element may stand for one.
+            kind = argument.type.rstrip("?")
+            if kind in ("int", "SymInt", "float", "Scalar") and isinstance(value, (bool, Tensor)):
+                continue
+            raise RuntimeError(
+                f"{self.namespace}::{self.name}() Expected a value of type '{argument.type.replace('SymInt', 'int')}' "
+                f"for argument '{argument.name}' but instead found type '{type(value).__name__}'.\nPosition: {place}\n"
+                f"Value: {value!r}\nDeclaration: {self}"
+            )
 
     def bind(
         self, args: Sequence[object], kwargs: Mapping[str, object]
@@ -186,9 +207,19 @@ _WORDS = {
     "contiguous_format": None,
     "long": None,
 }
+# Types of Python, and what schemas call them.
+_TYPES: dict[Any, str] = {
+    Tensor: "Tensor", int: "SymInt", float: "float", bool: "bool", str: "str",
+    int | float | bool: "Scalar", Number: "Scalar", DType: "ScalarType", device: "Device",
+}  # fmt: skip
 _ARGUMENT = re.compile(
     r"(?P<type>[A-Za-z]+)(?:\((?P<alias>[^)]*)\))?(?P<rest>[\[\]?0-9]*) ?(?P<name>\w+)?(?:=(?P<default>.*))?"
 )
+
+
+def _value_of(text: str) -> object:
+    """Return a default that is no keyword: a number, a text, or the name of a type."""
+    return by_name(text) if text.isidentifier() else ast.literal_eval(text)
 
 
 def _arguments(text: str) -> Iterator[Argument]:
@@ -209,14 +240,15 @@ def _arguments(text: str) -> Iterator[Argument]:
         default = found["default"]
         value: object = inspect.Parameter.empty
         if default is not None:
-            value = _WORDS[default] if default in _WORDS else ast.literal_eval(default)
+            value = _WORDS[default] if default in _WORDS else _value_of(default)
         kind = found["type"] + found["rest"]
         if isinstance(value, int):
             value = _listed(value, kind)
         yield Argument(found["name"] or "", kind, value, kwarg_only, info)
 
 
-def _parsed(line: str) -> Schema:
+def parsed(line: str, namespace: str = "aten") -> Schema:
+    """Return a schema that is stated in PyTorch's words: "twice(Tensor x, int n=2) -> Tensor"."""
     text = line.lstrip("*+")
     marks = line.removesuffix(text)
     title, _, rest = text.partition("(")
@@ -231,6 +263,7 @@ def _parsed(line: str) -> Schema:
         text,
         "*" in marks,
         "+" in marks,
+        namespace,
     )
 
 
@@ -246,7 +279,7 @@ def _lines() -> dict[str, list[str]]:
 @functools.cache
 def overloads(name: str) -> dict[str, Schema]:
     """Return the overloads of an operator, in PyTorch's order: "default", "Tensor"; none if there is no such."""
-    found = [_parsed(line) for line in _lines().get(name, ())]
+    found = [parsed(line) for line in _lines().get(name, ())]
     return {s.overload_name or "default": s for s in found}
 
 
@@ -258,3 +291,112 @@ def known(name: str) -> bool:
 def names() -> list[str]:
     """Return the names of all operators."""
     return list(_lines())
+
+
+# ---- the schema of a function
+# ------------------------------------------------------------------------------------------------------------
+
+
+def _stated(kind: Any) -> str | None:
+    """Return what schemas call a type of an argument; None of others."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in _TYPES:
+        return _TYPES[kind]
+    if origin in (Union, UnionType) and len(inner) == 2 and NoneType in inner:
+        found = _stated(inner[inner[0] is NoneType])
+        return found and f"{found}?"
+    if origin in (list, Sequence) and len(inner) == 1:
+        found = _stated(inner[0])
+        return found and f"{found}[]"
+    return None
+
+
+def infer_schema(
+    prototype_function: Callable[..., object],
+    /,
+    *,
+    mutates_args: str | Iterable[str],
+    op_name: str | None = None,
+    tags: object = (),
+) -> str:
+    """Return the schema of an operator that does what a function does, by its annotations: "(Tensor x) -> Tensor".
+
+    `mutates_args` names the tensors that it writes to, or is "unknown". Raises ValueError for what schemas do not have.
+    """
+    signature = inspect.signature(prototype_function)
+    unknown = mutates_args == "unknown"
+    written = () if isinstance(mutates_args, str) else tuple(mutates_args)
+    if isinstance(mutates_args, str) and not unknown:
+        raise ValueError(
+            "mutates_args must either be a sequence of the names of the arguments that are mutated or the string "
+            "'unknown'. "
+        )
+
+    def refuse(what: str) -> NoReturn:
+        raise ValueError(f"infer_schema(func): {what} Got func with signature {signature})")
+
+    def meant(annotation: object) -> Any:
+        """Return an annotation that may be a text as what it means where the function is written."""
+        if not isinstance(annotation, str):
+            return annotation
+        try:
+            return eval(annotation, prototype_function.__globals__)
+        except Exception as error:
+            refuse(f"Unsupported type annotation {annotation}. It is not a type. ({error}).")
+
+    parts: list[str] = []
+    for place, (name, parameter) in enumerate(signature.parameters.items()):
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            refuse("We do not support positional-only args, varargs, or varkwargs.")
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parts:
+            parts.append("*")
+        if parameter.annotation is parameter.empty:
+            refuse(f"Parameter {name} must have a type annotation.")
+        kind = _stated(meant(parameter.annotation))
+        if kind is None:
+            tuples = "We do not support Tuple inputs in schema. As a workaround, please try to use List instead. "
+            of_tuple = get_origin(meant(parameter.annotation)) is tuple
+            refuse(
+                f"Parameter {name} has unsupported type {parameter.annotation}. {tuples * of_tuple}"
+                f"The valid types are: {list(_TYPES)}, lists of them, and each or None."
+            )
+        if name in written and not kind.startswith("Tensor"):
+            refuse(
+                f"Parameter {name} is in mutable_args but only Tensors or collections of Tensors can be mutated"
+            )
+        if kind.startswith("Tensor") and (unknown or name in written):
+            kind = kind.replace("Tensor", f"Tensor(a{place}!)", 1)
+        default: Any = parameter.default
+        if default is parameter.empty:
+            parts.append(f"{kind} {name}")
+            continue
+        if isinstance(default, (str, device)):
+            default = f'"{default}"'
+        elif isinstance(default, DType):
+            default = str(default).removeprefix("torch.")
+        elif not (default is None or isinstance(default, (int, float))):
+            refuse(f"Parameter {name} has an unsupported default value type {type(default)}.")
+        parts.append(f"{kind} {name}={default}")
+    if missing := set(written) - signature.parameters.keys():
+        refuse(
+            f"{missing} in mutates_args were not found in the custom op's signature. mutates_args should contain the "
+            "names of all args that the custom op mutates, or just the string 'unknown' if you don't know."
+        )
+    return f"{op_name or ''}({', '.join(parts)}) -> {_returned(meant(signature.return_annotation), refuse)}"
+
+
+def _returned(kind: Any, refuse: Callable[[str], NoReturn]) -> str:
+    """Return what schemas call the results of a function."""
+    if kind is None:
+        return "()"
+    if kind is inspect.Signature.empty:
+        refuse("No return type annotation was provided. Please add one.")
+    several = get_origin(kind) is tuple
+    found = [_stated(one) for one in (get_args(kind) if several else (kind,))]
+    if not all(one in _RESULTS for one in found):
+        refuse(f"Return has unsupported type {kind}. The valid types are: {_RESULTS}.")
+    text = ", ".join(map(str, found))
+    return f"({text})" if several else text
+
+
+_RESULTS = ("Tensor", "Tensor[]", "SymInt", "float", "bool", "Scalar")

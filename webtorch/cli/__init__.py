@@ -99,8 +99,9 @@ def _demo(commands: _Commands) -> None:
         "library.",
     )
     command.add_argument(
-        "what", nargs="?", choices=("digits", "gpt"), default="digits", metavar="digits|gpt"
-    )
+        "what", nargs="?", choices=("digits", "gpt"), default="digits", metavar="digits|gpt",
+        help="the network (default digits)",
+    )  # fmt: skip
     command.add_argument(
         "--preset", choices=("tiny", "small", "base"),
         help="gpt: size of the model (default tiny; base has 10.8 million parameters)",
@@ -129,8 +130,12 @@ def _serve(commands: _Commands) -> None:
         description="Serve a folder that webtorch.export wrote, on 127.0.0.1 only, and open it in the "
         "browser, until interrupted.",
     )
-    command.add_argument("folder", type=Path, metavar="DIR")
-    command.add_argument("--port", type=_port, metavar="N", help="(default 8000; else a free one)")
+    command.add_argument(
+        "folder", type=Path, metavar="DIR", help="a folder that webtorch.export wrote"
+    )
+    command.add_argument(
+        "--port", type=_port, metavar="N", help="of the address (default 8000; else a free one)"
+    )
     command.add_argument("--no-browser", action="store_true", help="print the address only")
 
 
@@ -141,7 +146,7 @@ def _playground(commands: _Commands) -> None:
         description="Write a static folder with an editor, in which Python itself (Pyodide) runs in the tab with "
         "this webtorch on the tab's WebGPU. `webtorch serve DIR` shows it.",
     )
-    command.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument("folder", type=Path, metavar="DIR", help="the folder to write")
     command.add_argument(
         "--pyodide", type=Path, metavar="FOLDER",
         help="the npm package pyodide (default: WEBTORCH_PYODIDE, ./node_modules/pyodide, else npm fetches it)",
@@ -159,7 +164,7 @@ def _lite(commands: _Commands) -> None:
         description="Write a static folder with JupyterLite, whose kernel runs in the tab and in which `import torch` "
         "means webtorch. Needs the extra webtorch[lite]. `webtorch serve DIR` shows it.",
     )
-    command.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument("folder", type=Path, metavar="DIR", help="the folder to write")
     command.add_argument(
         "--pyodide",
         type=Path,
@@ -176,7 +181,9 @@ def _check(commands: _Commands) -> None:
         "natively on the CPU, natively on WebGPU, and in headless Chromium (with Playwright); print "
         "how far each is from the CPU. Exit code 0 only when all of them ran and agree.",
     )
-    command.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument(
+        "folder", type=Path, metavar="DIR", help="a folder that webtorch.export wrote"
+    )
 
 
 def _testpage(commands: _Commands) -> None:
@@ -189,7 +196,7 @@ def _testpage(commands: _Commands) -> None:
         "`webtorch serve DIR` shows it. With --run it runs in headless browsers here, and the exit "
         "code is 0 only when all passes.",
     )
-    command.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument("folder", type=Path, metavar="DIR", help="the folder to write")
     command.add_argument(
         "--only", nargs="+", metavar="NAME", help="operations of the table (default: all of them)"
     )
@@ -322,7 +329,9 @@ def _serve_llm(commands: _Commands) -> None:
     )
     _add_model(command)
     command.add_argument("--host", default="127.0.0.1", help="where to listen (default 127.0.0.1)")
-    command.add_argument("--port", type=_port, default=8080, metavar="N", help="(default 8080)")
+    command.add_argument(
+        "--port", type=_port, default=8080, metavar="N", help="of the address (default 8080)"
+    )
     command.add_argument(
         "--api-key", metavar="KEY", help="what clients must send (or WEBTORCH_API_KEY)"
     )
@@ -365,12 +374,15 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 def _add_sampling(command: argparse.ArgumentParser) -> None:
     """Add how the tokens of an answer are drawn."""
     command.add_argument("--max-tokens", type=_positive, metavar="N", help="of an answer")
-    for name, kind, usual in (
-        ("temperature", float, 0.8), ("top-k", int, 40), ("top-p", float, 0.95), ("min-p", float, 0.05),
-        ("repetition-penalty", float, 1.0),
-    ):  # fmt: skip
+    for name, kind, usual, text in (
+        ("temperature", float, 0.8, "above 1 draws more freely, 0 takes the likeliest token"),
+        ("top-k", int, 40, "draw among so many likeliest tokens"),
+        ("top-p", float, 0.95, "draw among the likeliest, which together have this probability"),
+        ("min-p", float, 0.05, "leave out what is less likely than this share of the likeliest"),
+        ("repetition-penalty", float, 1.0, "above 1 avoids tokens that were there before"),
+    ):
         command.add_argument(
-            f"--{name}", type=kind, default=usual, metavar="X", help=f"(default {usual})"
+            f"--{name}", type=kind, default=usual, metavar="X", help=f"{text} (default {usual})"
         )
     command.add_argument("--seed", type=int, metavar="N", help="the same one draws the same")
 
@@ -419,7 +431,7 @@ def _finetune(commands: _Commands) -> None:
         ("rank", _positive, "of the adapter (default 16)"),
         ("alpha", float, "its scale is alpha / rank (default 2 * rank)"),
         ("dropout", float, "of what goes into the adapter (default 0)"),
-        ("lr", float, "(default 0.0002)"),
+        ("lr", float, "the learning rate (default 0.0002)"),
         ("epochs", float, "how often the examples are seen (default 1)"),
         ("steps", _positive, "instead of epochs"),
         ("batch", _positive, "examples at once (default 4)"),
@@ -427,7 +439,7 @@ def _finetune(commands: _Commands) -> None:
         ("length", _positive, "tokens of an example at most (default 1024)"),
         ("seed", int, "of the adapter and the order (default 0)"),
         ("validation", float, "the part of the examples that is kept back (default 0)"),
-        ("save-every", _positive, "steps (default 100)"),
+        ("save-every", _positive, "steps between files of it (default 100)"),
     ):
         command.add_argument(f"--{name}", type=kind, metavar="N", help=text)
 
@@ -440,7 +452,7 @@ def _export_llm(commands: _Commands) -> None:
         description="Write a static folder for a GGUF file, which the page is given, or fetches from --url.",
     )
     command.add_argument("model", type=Path, help="a GGUF file")
-    command.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument("folder", type=Path, metavar="DIR", help="the folder to write")
     command.add_argument(
         "--url", help="where the page finds the file: an address, or a path beside the page"
     )

@@ -24,7 +24,7 @@ def main(options: argparse.Namespace, console: Console) -> int:
         found = shelf.clear() if options.clear else shelf.contents()
         verb = "removed " if options.clear else ""
         say(
-            f"{what}: {verb}{found.files} files, {found.nbytes / 2**20:.1f} MiB "
+            f"{what}: {verb}{found.files} {'file' if found.files == 1 else 'files'}, {found.nbytes / 2**20:.1f} MiB "
             f"(at most {shelf.most >> 20} MiB) in {shelf.folder()}"
         )
     if table_path().exists():

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 import webtorch.nn.functional as F
-from webtorch.cli.messages import package_version
+from webtorch.cli.messages import expect_file, package_version
 from webtorch.errors import DeviceError
 from webtorch.functions import public as torch
 from webtorch.ops.record import TABLE, Elementwise
@@ -619,4 +619,6 @@ def _test_table(device: str, outcomes: Sequence[Outcome]) -> Table:
 
 def main(options: argparse.Namespace, console: Console) -> int:
     """List adapters, say which is used and why, and test it."""
+    if options.report is not None:
+        expect_file(options.report)
     return examine(console, options.device, options.report)

@@ -55,8 +55,7 @@ def _along(
 ) -> Tensor:
     """Apply a softmax rule to `input` as `dtype`, along a checked dim."""
     if dim is None:
-        # The choice that PyTorch makes (and warns of) where none is given.
-        dim = 0 if input.ndim in (0, 1, 3) else 1
+        raise TypeError(f'{name}() missing 1 required positional arguments: "dim"')
     dim = wrap_dim(name, dim, input.ndim)
     x = input if dtype is None else to_type(input, dtype)
     if x.dtype.kind != "float":

@@ -140,16 +140,13 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     return from_front(rows, dim)
 
 
-def _rows_to(
+def _slices_of(
     op: str, x: Tensor, dim: int, index: Tensor, source: Tensor
-) -> tuple[int, Any, Any, Any]:
-    """Return dim, and x, index and source ready to be scattered along a first dim. Raises as PyTorch does."""
+) -> tuple[int, Tensor, Tensor, Tensor]:
+    """Return dim, x, index and source, none of them 0-d. Raises as PyTorch does."""
     index = _vector(op, index)
     dim = normalize_dim(dim, len(x._shape))
-    if not x._shape:
-        x = movement.reshape(x, (1,))
-    if not source._shape:
-        source = movement.reshape(source, (1,))
+    x, source = _at_least_1d(x), _at_least_1d(source)
     if source._shape[dim : dim + 1] != index._shape:
         found = source._shape[dim] if dim < len(source._shape) else 0
         error = IndexError if op == "index_copy_" else ShapeError
@@ -163,7 +160,24 @@ def _rows_to(
             "source tensor shape must match self tensor shape, excluding the specified dimension. Got "
             f"self.shape = {list(shape)} source.shape = {list(other)}"
         )
-    return dim, to_front(x, dim), index, to_front(source, dim)
+    return dim, x, index, source
+
+
+def _put_slices(
+    op: str, x: Tensor, dim: int, index: Tensor, source: Tensor, combine: str, wrap: bool = False
+) -> Tensor:
+    """Return x with the slices of source combined at the positions of a 1-d index along `dim`.
+
+    Dims before it are counted through, so that x keeps its order: then it is written in place.
+    """
+    count = index._shape[0]
+    full = (*x._shape[:dim], count)
+    lines = [iota(n, 0, 1, int64, x.device) for n in full[:-1]]
+    indices = [
+        expanded_to(movement.reshape(i, (*(1,) * d, full[d], *(1,) * (dim - d))), full)
+        for d, i in enumerate((*lines, index))
+    ]
+    return _scatter(x, indices, source, combine, op, wrap, dims=range(dim + 1))
 
 
 def _same_type(op: str, x: Tensor, source: Tensor) -> None:
@@ -198,13 +212,13 @@ def index_add(
 ) -> Tensor:
     """A copy of input with alpha times the slices of `source` added at the positions of `index`."""
     _same_type("index_add_", input, source)
-    dim, base, index, rows = _rows_to("index_add_", input, dim, index, source)
+    dim, base, index, slices = _slices_of("index_add_", input, dim, index, source)
     if not index.numel() or 0 in base._shape:
         return _with_none_of(input, source)
     if not elementwise.plain(alpha, 1):
-        rows = rows * alpha
-    out = _scatter(base, [index], rows, "add", "index_add_", dims=(dim,))
-    return movement.reshape(from_front(out, dim), input._shape)
+        slices = slices * alpha
+    out = _put_slices("index_add_", base, dim, index, slices, "add")
+    return movement.reshape(out, input._shape)
 
 
 @composite(
@@ -223,11 +237,11 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
             "index_copy_(): self and source expected to have the same dtype, but got (self) "
             f"{input.dtype.legacy} and (source) {source.dtype.legacy}"
         )
-    dim, base, index, rows = _rows_to("index_copy_", input, dim, index, source)
+    dim, base, index, slices = _slices_of("index_copy_", input, dim, index, source)
     if not index.numel() or 0 in base._shape:
         return _with_none_of(input, source)
-    out = _scatter(base, [index], rows, "set", "index_copy_", dims=(dim,))
-    return movement.reshape(from_front(out, dim), input._shape)
+    out = _put_slices("index_copy_", base, dim, index, slices, "set")
+    return movement.reshape(out, input._shape)
 
 
 @composite(
@@ -345,21 +359,21 @@ def index_fill(input: Tensor, dim: int, index: Tensor, value: Number | Tensor) -
     index = _vector("index_fill_", index)
     value = _as_value("index_fill_", value, input)
     dim = normalize_dim(dim, len(input._shape))
-    base = to_front(input if input._shape else movement.reshape(input, (1,)), dim)
+    base = _at_least_1d(input)
     if not index.numel() or 0 in base._shape:
         return _with_none_of(input, value)
     if differentiated(value):
         # Duplicates are one write, so the gradient counts them once: the value goes where a mask is.
-        flags = fill(base._shape[:1], False, bool_, base.device)
+        flags = fill((base._shape[dim],), False, bool_, base.device)
         one = fill(index._shape, True, bool_, base.device)
         flags = _scatter(flags, [index], one, "set", "index_fill_", wrap=True, dims=(dim,))
-        flags = movement.reshape(flags, (-1,) + (1,) * (len(base._shape) - 1))
-        out = pointwise.where(flags, value, base)
-        return movement.reshape(from_front(out, dim), input._shape)
-    rows = expanded_to(value, (index.numel(), *base._shape[1:]))
+        flags = movement.reshape(flags, (-1,) + (1,) * (len(base._shape) - dim - 1))
+        return movement.reshape(pointwise.where(flags, value, base), input._shape)
+    shape = base._shape
+    slices = expanded_to(value, (*shape[:dim], index.numel(), *shape[dim + 1 :]))
     # Negative positions count from the end here, as in PyTorch.
-    out = _scatter(base, [index], rows, "set", "index_fill_", wrap=True, dims=(dim,))
-    return movement.reshape(from_front(out, dim), input._shape)
+    out = _put_slices("index_fill_", base, dim, index, slices, "set", wrap=True)
+    return movement.reshape(out, input._shape)
 
 
 # -- gather and scatter along a dim ----------------------------------------------------------------

@@ -764,12 +764,12 @@ def det(input: Tensor) -> Tensor:
     return _det(input)
 
 
-@composite(
-    name="_slogdet",
-    function_in=(),
-    torch="",
-    vjp=lambda g, _out, a: (g[..., None, None] * _inv(a)[0].mT,),
-)
+def _slogdet_vjp(gs: tuple[Tensor | None, ...], _outs: object, a: Tensor) -> tuple[Tensor]:
+    # The sign has a gradient, which is 0.
+    return (a * 0 if gs[0] is None else gs[0][..., None, None] * _inv(a)[0].mT,)
+
+
+@composite(name="_slogdet", function_in=(), torch="", outputs=2, vjp=_slogdet_vjp)
 def _slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
     packed, pivots, _ = _lu(a, True)
     d = packed.diagonal(0, -2, -1)

@@ -425,6 +425,15 @@ def t(input: Tensor) -> Tensor:
 
 
 def _matrix_transpose(name: str, x: Tensor) -> Tensor:
+    if not x._shape:
+        title = "adjoint()" if name == "adjoint" else f"Tensor.{name}"
+        advice = (
+            "This function is the identity in these cases."
+            if name == "mT"
+            else "Consider using x.conj()."
+        )
+        warn_once(f"{title} is deprecated on 0-D tensors. {advice}")
+        return x
     if len(x._shape) < 2:
         raise ShapeError(
             f"tensor.{name} is only supported on matrices or batches of matrices. Got "

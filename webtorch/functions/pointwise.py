@@ -71,12 +71,12 @@ from webtorch.ops.elementwise import (
 )
 from webtorch.ops.gamma import _igamma, _igammac, _polygamma, _zeta
 from webtorch.ops.layout import of_operands, row_major
-from webtorch.ops.primitive import cast_to, paired, pairs
+from webtorch.ops.primitive import cast_to, iota, paired, pairs
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import LOWER, NOT_FLOATS, Autocast, Example, composite
 from webtorch.ops.special import SPECIAL, _trigamma, digamma, lgamma
 from webtorch.tensors.modes import mode, transforms
-from webtorch.tensors.promotion import Operand
+from webtorch.tensors.promotion import Operand, get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
 LARGEST: dict[DType, float] = {
@@ -461,6 +461,9 @@ def masked_fill(input: Tensor, mask: Tensor, value: Any) -> Tensor:
     inplace_functions=("torch.clamp_", "torch.clip_"),
     aten=("clamp",),
     overlap="whole",
+    gradient_name=lambda input, min=None, max=None: (
+        f"ClampBackward{int(not (isinstance(min, Tensor) or isinstance(max, Tensor)))}"
+    ),
 )
 def clamp(
     input: Tensor, min: Tensor | Number | None = None, max: Tensor | Number | None = None
@@ -700,11 +703,11 @@ def mvlgamma(input: Tensor, p: int) -> Tensor:
         raise RuntimeError("p has to be greater than or equal to 1")
     if input.dtype.kind == "bool":
         raise DTypeError("mvlgamma: the input must be a number, not torch.bool")
-    shifts = (1 - p) * 0.5
-    total: Any = p * (p - 1) * 0.25 * math.log(math.pi)
-    for j in range(p):
-        total = total + lgamma(input + (shifts + 0.5 * j))
-    return total
+    # One logarithm of gamma of all shifts: it is a long program.
+    dtype = input.dtype if input.dtype.kind == "float" else get_default_dtype()
+    shifts = iota(p, (1 - p) * 0.5, 0.5, dtype, input.device)
+    total: Tensor = lgamma(input.unsqueeze(-1) + shifts).sum(-1)
+    return total + p * (p - 1) * 0.25 * math.log(math.pi)
 
 
 @composite(

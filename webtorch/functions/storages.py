@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import Any, Self
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from webtorch.functions import creation
 from webtorch.ir.dtype import (
@@ -148,8 +148,7 @@ class _Memory:
     share_memory_ = _share_fd_cpu_ = _share_filename_cpu_ = _refuse
 
 
-# What programs have set on storages, which stays as long as their memory, and the objects that show the memory.
-_attributes: WeakKeyDictionary[Storage, dict[str, object]] = WeakKeyDictionary()
+# The objects that show memory.
 _shown: WeakValueDictionary[Storage, UntypedStorage] = WeakValueDictionary()
 
 
@@ -174,13 +173,14 @@ class StorageBase(_Memory):
         # The bytes of the memory that are shown, None for all.
         self._part: tuple[int, int] | None = None
         self._storage: Storage = given if isinstance(given, Storage) else _made(args, uint8, device)
-        if self._storage in _attributes:
-            self.__dict__ = _attributes[self._storage]
+        # What programs set stays as long as the memory.
+        if (notes := getattr(self._storage, "notes", None)) is not None:
+            self.__dict__ = notes
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         if name in self.__dict__ and self._part is None:
-            _attributes[self._storage] = self.__dict__
+            self._storage.notes = self.__dict__
 
     @classmethod
     def from_file(cls, filename: str, shared: bool = False, nbytes: int = 0) -> Self:

@@ -62,6 +62,10 @@ def save(
     Raises PicklingError for what does not pickle and, for safetensors, TypeError for what is no data,
     naming the place in `obj`: call `state_dict()` first.
     """
+    if not (isinstance(f, str | os.PathLike) or hasattr(f, "write")):
+        raise AttributeError(
+            "expected 'f' to be string, path, or a file-like object with a 'write' attribute"
+        )
     if not _use_new_zipfile_serialization:
         if of_thread.skip_data:
             raise RuntimeError(
@@ -153,9 +157,9 @@ def load(
     options = {**pickle_load_args, **({"module": pickle_module} if pickle_module else {})}
     shared = chosen.flags == MAP_SHARED
     if not isinstance(f, str | os.PathLike):
-        if mmap:
-            raise ValueError("f must be a file path in order to use the mmap argument")
         view, file = _all_of(f), _stream_name(f)
+        if mmap and bytes(view[: len(pytorch_file.ZIP)]) == pytorch_file.ZIP:
+            raise ValueError("f must be a file path in order to use the mmap argument")
     elif mmap:
         file = os.fspath(f)
         bytes_there: Any = from_file(file, shared, os.path.getsize(f), dtype=dtypes.uint8).numpy()
@@ -172,7 +176,7 @@ def load(
         return pytorch_file.load(view, file, place, not weights_only, mmap is True, **options)
     if mmap and not _is_safetensors(f):
         raise RuntimeError(
-            f"mmap can only be used with files saved with `torch.save({file}, _use_new_zipfile_serialization=True), "
+            "mmap can only be used with files saved with `torch.save(_use_new_zipfile_serialization=True), "
             "please torch.save your checkpoint with this option in order to use mmap."
         )
     if opening == old_file.MAGIC:
@@ -223,8 +227,8 @@ def _only_weights(asked: bool | None, module: object) -> bool:
 def _all_of(stream: Any) -> memoryview:
     """Return what is left in a stream."""
     try:
-        start = stream.tell()
-        end = stream.seek(0, os.SEEK_END)
+        seek, start = stream.seek, stream.tell()
+        end = seek(0, os.SEEK_END)
         end = stream.tell() if end is None else end
         stream.seek(start)
     except (io.UnsupportedOperation, AttributeError) as error:

@@ -51,6 +51,8 @@ def read_weights(path: FilePath) -> dict[str, Tensor]:
 def _loaded(place: Path) -> Any:
     try:
         return load(place, map_location="cpu", weights_only=True)
+    except EOFError:
+        raise ConvertError(f"{place}: the file is empty") from None
     except pickle.UnpicklingError as error:
         unknown = re.search(r"holds an object of '?([\w.]+)", str(error))
         if unknown is None:

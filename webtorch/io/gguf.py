@@ -5,15 +5,20 @@ one entry for each tensor, and the data, aligned. Sizes stand with the fastest d
 matrix of PyTorch's shape (rows, columns) is written as columns, rows. A quantised tensor is blocks
 of 32 or 256 elements along a row. A file is untrusted: each number in it is checked before it is
 used. It is mapped, and one tensor at a time is read, so that memory holds the tensors and little else.
+
+A large model may be several files, name-00001-of-00003.gguf and so on (llama.cpp's gguf-split): the first has all
+metadata, each its own tensors, and any of them stands for all.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, NoReturn, overload
 
 from webtorch.functions import public as webtorch
@@ -50,12 +55,15 @@ class _Kind:
 
 
 class TensorEntry(NamedTuple):
-    """A tensor of a file: its type's name, its shape as PyTorch has it, and where its bytes are."""
+    """A tensor of a file: its type's name, its shape as PyTorch has it, where its bytes are, and in which of
+    `GGUFReader.files`.
+    """
 
     type: str
     shape: tuple[int, ...]
     begin: int
     end: int
+    part: int = 0
 
 
 class GGUF(NamedTuple):
@@ -175,23 +183,34 @@ class _Cursor:
         return [self.value(inner, key, depth + 1) for _ in range(count)]
 
 
-class GGUFReader:
-    """An open file: `metadata`, `entries` by name, and `tensor(name)`, which reads one tensor."""
+class _File:
+    """One file: its bytes, `metadata`, and `entries` by name."""
 
-    def __init__(self, path: FilePath) -> None:
+    def __init__(self, path: FilePath, part: int = 0) -> None:
         """Map the file and read all but the tensors. Raises GGUFError for a damaged one."""
-        self.file = os.fspath(path)
-        self._view = map_file(path)
+        self.file, self.part = os.fspath(path), part
+        self.view = map_file(path)
         # The same file, mapped for tensors to lie on, and where those begin that do.
-        self._own: memoryview | None = None
+        self.own: memoryview | None = None
         self._given: set[int] = set()
         self.metadata: dict[str, Any] = {}
         self.entries: dict[str, TensorEntry] = {}
         self._read()
 
+    def own_memory(self, entry: TensorEntry) -> memoryview | None:
+        """Return the bytes of a tensor as memory for one tensor, the first that asks; None for others."""
+        if entry.begin in self._given or entry.begin == entry.end:
+            return None
+        if self.own is None:
+            self.own = map_own(self.file)
+        if self.own is None or self.own.nbytes != self.view.nbytes:
+            return None
+        self._given.add(entry.begin)
+        return self.own[entry.begin : entry.end]
+
     def _read(self) -> None:
-        c = _Cursor(self._view, self.file)
-        start = bytes(self._view[:4])
+        c = _Cursor(self.view, self.file)
+        start = bytes(self.view[:4])
         if start != _MAGIC:
             _refuse(self.file, f"a GGUF file starts with {_MAGIC!r}, this one with {start!r}")
         c.at = 4
@@ -246,13 +265,87 @@ class GGUFReader:
             )
         size = math.prod(sizes) // (elements or 1) * nbytes
         begin, end = data + offset, data + offset + size
-        if offset % alignment or end > len(self._view):
+        if offset % alignment or end > len(self.view):
             _refuse(
                 self.file,
-                f"the tensor {name!r} would be at bytes {begin} to {end} of {len(self._view)}: the file "
+                f"the tensor {name!r} would be at bytes {begin} to {end} of {len(self.view)}: the file "
                 "was cut short or is damaged",
             )
-        self.entries[name] = TensorEntry(title, tuple(reversed(sizes)), begin, end)
+        self.entries[name] = TensorEntry(title, tuple(reversed(sizes)), begin, end, self.part)
+
+
+_SPLIT = re.compile(r"(.*-)(\d{5})(-of-\d{5}\.gguf)")
+
+
+def _split(first: _File) -> list[_File]:
+    """Return a file with those that belong to it, in order. Refuses what is not whole."""
+    said = [first.metadata.get(f"split.{key}", 1) for key in ("no", "count")]
+    number, count = said
+    if count == 1:
+        return [first]
+    place = Path(first.file)
+    found = _SPLIT.fullmatch(place.name)
+    if not all(type(n) is int for n in said) or not 0 <= number < count <= _MAX_COUNT:
+        _refuse(
+            first.file,
+            f"split.no and split.count are {number!r} and {count!r}: the file is damaged",
+        )
+    if found is None or found[2] != f"{number + 1:05d}" or found[3] != f"-of-{count:05d}.gguf":
+        _refuse(
+            first.file,
+            f"this is file {number + 1} of {count} of a model; their names must end in -{number + 1:05d}-of-{count:05d}"
+            ".gguf and so on, so that the others are found",
+        )
+    names = [place.with_name(f"{found[1]}{n:05d}{found[3]}") for n in range(1, count + 1)]
+    absent = [n.name for n in names if not n.exists()]
+    if absent:
+        raise FileNotFoundError(
+            f"{first.file}: this is file {number + 1} of {count} of a model, and not beside it: {_few(absent)}"
+        )
+    files = [_File(name, part) for part, name in enumerate(names)]
+    for part, file in enumerate(files):
+        if (file.metadata.get("split.no"), file.metadata.get("split.count")) != (part, count):
+            _refuse(
+                file.file,
+                f"the file does not say that it is {part + 1} of {count}: it is of another model",
+            )
+    return files
+
+
+class GGUFReader:
+    """A file that is open, or all files of a model: `metadata`, `entries` by name, and `tensor(name)`, which reads one
+    tensor.
+    """
+
+    def __init__(self, path: FilePath) -> None:
+        """Map the file and read all but the tensors; of a model in several files, all of them.
+
+        Raises GGUFError for a damaged one, FileNotFoundError where one is absent.
+        """
+        self._files = _split(_File(path))
+        first = self._files[0]
+        self.file, self.version = first.file, first.version
+        several = len(self._files) > 1
+        # What one file has only as it is one of several.
+        self.metadata = {
+            k: v for k, v in first.metadata.items() if not (several and k.startswith("split."))
+        }
+        self.entries: dict[str, TensorEntry] = {}
+        for file in self._files:
+            twice = self.entries.keys() & file.entries.keys()
+            if twice:
+                _refuse(file.file, f"{_few(sorted(twice))} stood in a file before it as well")
+            self.entries |= file.entries
+        wanted = first.metadata.get("split.tensors.count")
+        if several and wanted is not None and wanted != len(self.entries):
+            _refuse(
+                self.file, f"its files have {len(self.entries)} tensors, and it says {wanted!r}"
+            )
+
+    @property
+    def files(self) -> list[str]:
+        """The paths of its files, in order."""
+        return [f.file for f in self._files]
 
     def _found(self, name: str) -> tuple[_Kind, TensorEntry]:
         """Return what is known of a tensor. Raises as `tensor` does."""
@@ -281,7 +374,7 @@ class GGUFReader:
             webtorch.realize(found)
             return found
         where = webtorch.device(device) if device is not None else webtorch.get_default_device()
-        view = self._view[entry.begin : entry.end]
+        view = self._files[entry.part].view[entry.begin : entry.end]
         plain: DType = getattr(webtorch, kind.dtype)
         if plain is webtorch.float64 and where.type != "cpu" and dtype is not None:
             return from_bytes(view, entry.shape, plain, "cpu").to(dtype).to(where)
@@ -301,22 +394,11 @@ class GGUFReader:
 
     def _packed(self, entry: TensorEntry, dtype: DType, device: DeviceLike) -> PackedTensor:
         where = webtorch.device(device) if device is not None else webtorch.get_default_device()
-        own = self._own_memory(entry) if where.type == "cpu" else None
+        own = self._files[entry.part].own_memory(entry) if where.type == "cpu" else None
         if own is not None:
             return PackedTensor(on_memory(own), entry.type, entry.shape, dtype)
-        view = self._view[entry.begin : entry.end]
+        view = self._files[entry.part].view[entry.begin : entry.end]
         return PackedTensor.from_bytes(view, entry.type, entry.shape, dtype, device)
-
-    def _own_memory(self, entry: TensorEntry) -> memoryview | None:
-        """Return the bytes of a tensor as memory for one tensor, the first that asks; None for others."""
-        if entry.begin in self._given or entry.begin == entry.end:
-            return None
-        if self._own is None:
-            self._own = map_own(self.file)
-        if self._own is None or self._own.nbytes != self._view.nbytes:
-            return None
-        self._given.add(entry.begin)
-        return self._own[entry.begin : entry.end]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

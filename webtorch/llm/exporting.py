@@ -65,6 +65,12 @@ def export(
     source, place = Path(path), Path(folder)
     if source.is_dir():
         raise ModelError(f"{source}: a page reads a GGUF file; webtorch quantize makes one")
+    files = GGUFReader(source).files
+    if len(files) > 1:
+        raise ModelError(
+            f"{source}: a page reads one file, and this model has {len(files)}; load(...).save('one.gguf') "
+            "joins them"
+        )
     room = min(context, read_config(source).max_position_embeddings)
     language = load(source, "cpu", context=room, compile=False)
     model, room = language.model, language.context

@@ -24,6 +24,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the object of a file. Raises ModelError where it is damaged or absent."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path.parent} is no language model: it has no {path.name}") from None
     except (ValueError, OSError) as error:
         raise ModelError(f"{path}: {error}") from None
     if not isinstance(data, dict):

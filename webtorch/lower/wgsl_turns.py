@@ -56,7 +56,10 @@ def _together(routine: Several, limits: Limits) -> WgslPass | None:
         if number:
             body += ["storageBarrier();", "workgroupBarrier();"]
         own = writer.kernel.outer_count // groups
-        lines = (_row_lines if writer.kernel.reduces else _point_lines)(writer, size, own, shared)
+        if writer.kernel.reduces:
+            lines = _row_lines(writer, size, own, shared)
+        else:
+            lines = _point_lines(writer, size, own)
         first = f"group * {own} + " if groups > 1 else ""
         body += ["{", *("  " + x.replace("FIRST + ", first) for x in lines), "}"]
     writer = writers[0]
@@ -142,9 +145,8 @@ def _row_lines(writer: KernelWriter, size: int, rows: int, shared: dict[str, str
     return _turns(lines, -(-rows // tx))
 
 
-def _point_lines(writer: KernelWriter, size: int, points: int, shared: dict[str, str]) -> list[str]:
+def _point_lines(writer: KernelWriter, size: int, points: int) -> list[str]:
     """Return what a workgroup does for its points of an elementwise kernel."""
-    del shared
     lanes, body = writer.lanes, writer.top.lines
     body.append(f"let at = (turn * {size} + i32(lid)){f' * {lanes}' if lanes > 1 else ''};")
     count = len(body)

@@ -9,7 +9,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, Self, cast, overload
 
 from webtorch.functions.legacy import typename
 from webtorch.nn.module import Module
@@ -51,11 +51,15 @@ class Sequential(Module):
         """Return the name of the module at `index`."""
         return list(self._modules)[_position(index, len(self))]
 
-    def __getitem__(self, index: slice | int) -> Any:
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    @overload
+    def __getitem__(self, index: int) -> Module: ...
+    def __getitem__(self, index: slice | int) -> Module:
         """Return one module, or a Sequential of a slice."""
         if isinstance(index, slice):
             return type(self)(OrderedDict(list(self._modules.items())[index]))
-        return self._modules[self._name_at(index)]
+        return cast(Module, self._modules[self._name_at(index)])
 
     def __setitem__(self, index: int, module: Module) -> None:
         """Replace the module at `index`."""
@@ -162,11 +166,15 @@ class ModuleList(Module):
         """Register `modules` under fresh numbers in place of what is there."""
         self._modules = {str(i): module for i, module in enumerate(modules)}
 
-    def __getitem__(self, index: int | slice) -> Any:
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    @overload
+    def __getitem__(self, index: int) -> Module: ...
+    def __getitem__(self, index: int | slice) -> Module:
         """Return one module, or a ModuleList of a slice."""
         if isinstance(index, slice):
             return type(self)(list(self._modules.values())[index])
-        return self._modules[str(_position(index, len(self)))]
+        return cast(Module, self._modules[str(_position(index, len(self)))])
 
     def __setitem__(self, index: int, module: Module) -> None:
         """Replace the module at `index`."""
@@ -255,9 +263,9 @@ class ModuleDict(Module):
         if modules is not None:
             self.update(modules)
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> Module:
         """Return the module called `key`."""
-        return self._modules[key]
+        return cast(Module, self._modules[key])
 
     def __setitem__(self, key: str, module: Module) -> None:
         """Add or replace the module called `key`."""

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from webtorch.functions import public as webtorch
 from webtorch.optim.optimizer import (
     Derived,
-    Group,
     Optimizer,
-    StateDict,
     check_options,
     options_of,
     update_lists,
@@ -32,6 +29,7 @@ class Adadelta(Optimizer):
         "acc_deltas": "acc_delta",
         "state_steps": "step",
     }
+    _zeros: ClassVar[tuple[str, ...]] = ("square_avg", "acc_delta")
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "1-rho": lambda group: 1 - group["rho"],
@@ -56,14 +54,6 @@ class Adadelta(Optimizer):
         if not 0.0 <= rho <= 1.0:
             raise ValueError(f"Invalid rho value: {rho}")
         super().__init__(params, defaults)
-
-    def _begun(self, group: Group, param: Tensor) -> StateDict:
-        """Return the state of a parameter, which begins if there is none."""
-        state = self.state[param]
-        if "square_avg" not in state:
-            state["square_avg"] = webtorch.zeros_like(param)
-            state["acc_delta"] = webtorch.zeros_like(param)
-        return state
 
     def _update(self, group: dict[str, object]) -> None:
         """Change the parameters of one group."""

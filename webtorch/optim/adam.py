@@ -13,7 +13,6 @@ from webtorch.optim.optimizer import (
     Derived,
     Group,
     Optimizer,
-    StateDict,
     check_flags,
     check_options,
     options_of,
@@ -38,6 +37,7 @@ class Adam(Optimizer):
         "max_exp_avg_sqs": "max_exp_avg_sq",
         "state_steps": "step",
     }
+    _zeros: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")
     _no_sparse: ClassVar[str] = (
         "Adam does not support sparse gradients, please consider SparseAdam instead"
     )
@@ -80,16 +80,6 @@ class Adam(Optimizer):
                 )
         super().__init__(params, defaults)
         check_flags(defaults)
-
-    def _begun(self, group: Group, param: Tensor) -> StateDict:
-        """Return the state of a parameter, which begins if there is none."""
-        state = self.state[param]
-        if "exp_avg" not in state:
-            state["exp_avg"] = webtorch.zeros_like(param)
-            state["exp_avg_sq"] = webtorch.zeros_like(param)
-            if group["amsgrad"]:
-                state["max_exp_avg_sq"] = webtorch.zeros_like(param)
-        return state
 
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""

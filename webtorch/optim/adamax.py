@@ -11,7 +11,6 @@ from webtorch.optim.optimizer import (
     Derived,
     Group,
     Optimizer,
-    StateDict,
     check_options,
     options_of,
     update_lists,
@@ -33,6 +32,7 @@ class Adamax(Optimizer):
         "exp_infs": "exp_inf",
         "state_steps": "step",
     }
+    _zeros: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_inf")
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         **OF_BETAS,
@@ -55,14 +55,6 @@ class Adamax(Optimizer):
         defaults = options_of(locals())
         check_options(defaults, "eps", "betas", "weight_decay")
         super().__init__(params, defaults)
-
-    def _begun(self, group: Group, param: Tensor) -> StateDict:
-        """Return the state of a parameter, which begins if there is none."""
-        state = self.state[param]
-        if "exp_avg" not in state:
-            state["exp_avg"] = webtorch.zeros_like(param)
-            state["exp_inf"] = webtorch.zeros_like(param)
-        return state
 
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""

@@ -33,6 +33,7 @@ class NAdam(Optimizer):
         "mu_products": "mu_product",
         "state_steps": "step",
     }
+    _zeros: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     _beginnings: ClassVar[dict[str, float | str]] = {"mu_product": 1.0}
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
@@ -73,9 +74,7 @@ class NAdam(Optimizer):
         state = self.state[param]
         if "exp_avg" not in state:
             state["mu_product"] = webtorch.ones((), dtype=webtorch.float32, device=param.device)
-            state["exp_avg"] = webtorch.zeros_like(param)
-            state["exp_avg_sq"] = webtorch.zeros_like(param)
-        return state
+        return super()._begun(group, param)
 
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""

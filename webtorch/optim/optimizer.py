@@ -321,6 +321,8 @@ class Optimizer:
     _beginnings: ClassVar[dict[str, float | str]] = {}
     # PyTorch's lists of a step -> what they have of each state, in the order of `_init_group`; and what that returns.
     _lists: ClassVar[Mapping[str, str]] = {}
+    # States of a parameter's sizes that begin as zero.
+    _zeros: ClassVar[tuple[str, ...]] = ()
     _tells: ClassVar[tuple[str, ...]] = ("complex",)
     # Derived numbers of `Hyper`, by name.
     _derived: ClassVar[dict[str, Derived]] = {
@@ -606,7 +608,12 @@ class Optimizer:
 
     def _begun(self, group: Group, param: Tensor) -> StateDict:
         """Return the state of a parameter, which begins if there is none."""
-        return self.state[param]
+        state = self.state[param]
+        if not state.keys() & self._zeros[:1]:
+            for name in self._zeros:
+                if group.get(_OPTIONS.get(name, ""), True):
+                    state[name] = webtorch.zeros_like(param)
+        return state
 
     def _init_group(
         self, group: Group, params: list[Tensor], grads: list[Tensor], *lists: list[Any]

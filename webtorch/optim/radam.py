@@ -13,7 +13,6 @@ from webtorch.optim.optimizer import (
     Derived,
     Group,
     Optimizer,
-    StateDict,
     check_options,
     options_of,
     update_lists,
@@ -42,6 +41,7 @@ class RAdam(Optimizer):
         "exp_avg_sqs": "exp_avg_sq",
         "state_steps": "step",
     }
+    _zeros: ClassVar[tuple[str, ...]] = ("exp_avg", "exp_avg_sq")
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         **OF_DECAY,
@@ -87,14 +87,6 @@ class RAdam(Optimizer):
         series = y2 * (1 / 12 - y2 * (1 / 720 - y2 * (1 / 30240 - y2 / 1209600)))
         behind = webtorch.where(y < 0.7, series, y / webtorch.expm1(y) - 1 + y / 2)
         return step + hyper("rest") + behind * hyper("-2/x")
-
-    def _begun(self, group: Group, param: Tensor) -> StateDict:
-        """Return the state of a parameter, which begins if there is none."""
-        state = self.state[param]
-        if "exp_avg" not in state:
-            state["exp_avg"] = webtorch.zeros_like(param)
-            state["exp_avg_sq"] = webtorch.zeros_like(param)
-        return state
 
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from webtorch.functions import public as webtorch
 from webtorch.optim.optimizer import (
     Derived,
     Group,
     Optimizer,
-    StateDict,
     check_options,
     options_of,
     update_lists,
@@ -33,6 +31,7 @@ class RMSprop(Optimizer):
         "grad_avgs": "grad_avg",
         "state_steps": "step",
     }
+    _zeros: ClassVar[tuple[str, ...]] = ("square_avg", "momentum_buffer", "grad_avg")
     _derived: ClassVar[dict[str, Derived]] = {
         **Optimizer._derived,
         "1-alpha": lambda group: 1 - group["alpha"],
@@ -56,17 +55,6 @@ class RMSprop(Optimizer):
         defaults = options_of(locals())
         check_options(defaults, "eps", "momentum", "weight_decay", "alpha")
         super().__init__(params, defaults)
-
-    def _begun(self, group: Group, param: Tensor) -> StateDict:
-        """Return the state of a parameter, which begins if there is none."""
-        state = self.state[param]
-        if "square_avg" not in state:
-            state["square_avg"] = webtorch.zeros_like(param)
-            if group["momentum"] > 0:
-                state["momentum_buffer"] = webtorch.zeros_like(param)
-            if group["centered"]:
-                state["grad_avg"] = webtorch.zeros_like(param)
-        return state
 
     def _update(self, group: Group) -> None:
         """Change the parameters of one group."""

@@ -19,8 +19,8 @@ _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCsrCPU)
 KERNELS: dict[str, Kernel] = {}
 # Of these PyTorch's kernels read the memory of the parts, or lead to those that do.
 _READ = """_to_dense add.Tensor add.out add_.Tensor addmm addmm.out addmv.out mm mm.out mul.Tensor mul.out mul_.Tensor
-    mul.Scalar mul_.Scalar sparse_mask sparse_sampled_addmm sparse_sampled_addmm.out triangular_solve.X
-    _sparse_csr_sum.dim_dtype _sparse_csr_prod.dim_dtype _sparse_mm_reduce_impl _sparse_mm_reduce_impl_backward
+    mul.Scalar mul_.Scalar sparse_mask sparse_sampled_addmm sparse_sampled_addmm.out
+    _sparse_csr_sum.dim_dtype _sparse_csr_prod.dim_dtype
     _pin_memory is_pinned""".split()  # noqa: SIM905
 
 
@@ -238,6 +238,55 @@ def sampled_addmm(
     rows, columns = _coo(x)._indices().unbind(0)
     values = (a[rows] * b.t()[columns]).sum(1) * alpha
     return _like(x, values if beta == 0 else x.values() * beta + values)
+
+
+def _elements(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return rows and columns of the elements of a matrix of rows, and their numbers."""
+    rows, columns = _coo(x)._indices().unbind(0)
+    return rows, columns, torch.arange(len(rows), device=rows.device)[:, None]
+
+
+@_kernel("_sparse_mm_reduce_impl")
+def mm_reduced(
+    x: torch.Tensor, other: torch.Tensor, reduce: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a product whose sums are another reduction, and of extremes which element each one is."""
+    rows, columns, number = _elements(x)
+    parts = x.values()[:, None] * other[columns]
+    at = rows[:, None].expand_as(parts)
+    out = parts.new_zeros((x.shape[0], other.shape[1]))
+    out = out.scatter_reduce(0, at, parts, reduce, include_self=False)
+    if reduce not in ("amax", "amin"):
+        return out, number.new_empty(0)
+    found = torch.where(parts == out[rows], number, len(rows))
+    return out, number.new_full(out.shape, len(rows)).scatter_reduce(0, at, found, "amin")
+
+
+@_kernel("_sparse_mm_reduce_impl_backward")
+def mm_reduced_backward(
+    x: torch.Tensor, g: torch.Tensor, other: torch.Tensor, reduce: str, chosen: torch.Tensor, mask: Sequence[bool],
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
+    """Return the cotangents of both factors."""
+    rows, columns, number = _elements(x)
+    if reduce == "mean":
+        g = g / x.crow_indices().diff().clamp(min=1)[:, None]
+    g = g[rows]
+    if chosen.numel():
+        g = torch.where(chosen[rows] == number, g, 0)
+    return (
+        _like(x, (g * other[columns]).sum(1)) if mask[0] else None,
+        torch.zeros_like(other).index_add(0, columns, x.values()[:, None] * g) if mask[1] else None,
+    )
+
+
+@_kernel("triangular_solve.X")
+def triangular_solve(
+    b: torch.Tensor, a: torch.Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False,
+    *, X: torch.Tensor, M: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Solve a @ x = b by way of the dense matrix."""
+    found, _ = torch.triangular_solve(b, a.to_dense(), upper, transpose, unitriangular)
+    return X.resize_(found.shape).copy_(found), M
 
 
 @_kernel("linear_backward")

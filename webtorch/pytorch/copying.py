@@ -303,4 +303,8 @@ def to_copy(
 def item(x: torch.Tensor) -> Number:
     """Return the value of a tensor with one element. Waits for the device."""
     interrupt.check()
+    if not x.numel():
+        raise RuntimeError(
+            f"item: Empty tensor not supported: shape {tuple(x.shape)} has no element to read"
+        )
     return wrap(x).item()

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -43,9 +43,12 @@ Kernel = Callable[..., None]
 # the scale of the gradients, whether one is infinite, and the learning rate where it is a tensor.
 Row = tuple[torch.Tensor | None, ...]
 Values = Sequence[Tensor | None]
+# One of what all parameters have, after another; None or empty where they have none.
+Lists = Sequence[list[torch.Tensor | None] | None]
 Flags = tuple[bool, ...]
 # What tensors become, by their places in the row. The gradient is given as the one to descend.
 Formula = Callable[[Tensor, Tensor, Values, Sequence[Number], Flags], dict[int, Tensor]]
+_V = TypeVar("_V")
 Rate: TypeAlias = Tensor | Number
 # The same of all tensors of a row, and of their numbers.
 Written = Callable[[Values, Sequence[Number]], dict[int, Tensor]]
@@ -58,18 +61,22 @@ class _Rows:
         self.kinds, self.plain = Kinds(free=True), plain
 
     def step(
-        self, rows: Iterable[Row], numbers: Sequence[float], flags: object, formula: Written
-    ) -> list[int]:
-        """Record the step of one parameter after another, with the same numbers: return the places of those that are
-        not the formula's.
+        self,
+        rows: Iterable[tuple[int, Row]],
+        numbers: Sequence[float],
+        flags: object,
+        formula: Written,
+        done: list[int],
+    ) -> None:
+        """Record the step of one parameter after another, with the same numbers. The places of those that are the
+        formula's are added to `done`; while one is written it stands there as ~place.
         """
         if flag.pressed:
             check()
         kinds, line = self.kinds, user_line()
         are_free = kinds.free
         begun, free = kinds.begin((flags, *numbers))
-        left = []
-        for number, row in enumerate(rows):
+        for number, row in rows:
             if kinds.free is not are_free:
                 # They were found to be worked with.
                 are_free = kinds.free
@@ -78,10 +85,14 @@ class _Rows:
             plan = kinds.find(row, {}, nodes, free, begun=begun)
             if type(plan) is Plan:
                 outs: Any = tuple([row[place] for place in plan.marks])
+                done.append(~number)
                 plan.write(outs, nodes, free, line)
-            elif not self._learn(plan, row, numbers, nodes, free, formula):
-                left.append(number)
-        return left
+                done[-1] = number
+            elif (made := self._learn(plan, row, numbers, nodes, free, formula)) is not None:
+                done.append(~number)
+                for target, x in made:
+                    store(target, x.tensor, True)
+                done[-1] = number
 
     def _learn(
         self,
@@ -91,13 +102,13 @@ class _Rows:
         nodes: list[Node],
         free: Sequence[float],
         formula: Written,
-    ) -> bool:
-        """Record a step, and keep what there is to know of it if its kind was seen before. False where it is not the
-        formula's.
+    ) -> list[tuple[torch.Tensor, Lain]] | None:
+        """Return what a step writes, and where, and keep what there is to know of it if its kind was seen before. None
+        where it is not the formula's.
         """
         tensors = [x for x in row if x is not None]
         if self.plain and not all(map(_is_plain, tensors)):
-            return False
+            return None
         places: list[int] = []
 
         def call(values: Any, options: object) -> tuple[Lain, ...]:
@@ -116,12 +127,9 @@ class _Rows:
             else:
                 made = call(values, {})
         except Refused:
-            return False
-        for place, x in zip(places, made, strict=True):
-            target = row[place]
-            assert target is not None
-            store(target, x.tensor, True)
-        return True
+            return None
+        written = [(row[place], x) for place, x in zip(places, made, strict=True)]
+        return [(target, x) for target, x in written if target is not None]
 
 
 def _is_plain(x: torch.Tensor) -> bool:
@@ -158,7 +166,7 @@ class _Update:
             """Return what is written."""
             return self._stepped(values, numbers, flags)
 
-        self.rows.step(rows, numbers, flags, formula)
+        self.rows.step(enumerate(rows), numbers, flags, formula, [])
 
     def _stepped(
         self, values: Values, numbers: Sequence[Number], flags: Flags
@@ -366,7 +374,8 @@ def _unscaled(values: Values, numbers: Sequence[Number]) -> dict[int, Tensor]:
 def _unscale(
     grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor
 ) -> None:
-    _UNSCALED.step(zip(grads, repeat(found_inf), repeat(inv_scale)), (), (), _unscaled)
+    rows = enumerate(zip(grads, repeat(found_inf), repeat(inv_scale)))
+    _UNSCALED.step(rows, (), (), _unscaled, [])
 
 
 KERNELS: dict[str, Kernel] = {
@@ -426,46 +435,54 @@ class _Stepper:
         self.refused: set[object] = set()
 
     def step(
-        self, lists: Sequence[Any], options: dict[str, Any], usual: Callable[..., None]
+        self, lists: Lists, options: dict[str, object], usual: Callable[[Sequence[int]], None]
     ) -> None:
         """Step parameters, and as `usual` does those whose step cannot be told."""
-        columns = [n for n, x in enumerate(lists) if isinstance(x, list) and x]
-        counts = [n for n in columns if lists[n][0] is not None and lists[n][0].is_cpu]
+        columns = {n: x for n, x in enumerate(lists) if x}
+        counts = {
+            n: [count for count in x if count is not None]
+            for n, x in columns.items()
+            if x[0] is not None and x[0].is_cpu
+        }
         tensors = [n for n in columns if n not in counts]
         shared = {k: x for k, x in options.items() if isinstance(x, torch.Tensor)}
-        rows = [*zip(*[lists[n] for n in tensors], *map(repeat, shared.values()))]
-        given = [*lists]
+        rows = [*zip(*[columns[n] for n in tensors], *map(repeat, shared.values()))]
+        given: list[object] = [*lists]
         for place, n in enumerate(tensors):
             given[n] = [Place(place)]
         for place, name in enumerate(shared, len(tensors)):
             options[name] = Place(place)
         values: list[tuple[float, ...]] = [()] * len(rows)
         if counts:
-            values = [*zip(*[[x.item() for x in lists[n]] for n in counts])]
-        left: list[int] = []
+            values = [*zip(*[[x.item() for x in each] for each in counts.values()])]
+        done: list[int] = []
         for value, places in _grouped(values):
-            for n, x in zip(counts, value, strict=True):
-                given[n] = [Count(x)]
-                given[n][0].dtype = lists[n][0].dtype
-            several = rows if len(places) == len(rows) else [rows[p] for p in places]
-            later, after = self._group(given, options, several)
-            left += [places[p] for p in later]
-            done = [p for i, p in enumerate(places) if i not in {*later}]
-            if done:
-                for n, x in zip(counts, after):
-                    torch._foreach_copy_([lists[n][p] for p in done], [x] * len(done))
-        if left:
-            usual(left)
+            for (n, (first, *_)), x in zip(counts.items(), value, strict=True):
+                given[n] = [Count(x, first.dtype)]
+            before = len(done)
+            after = self._group(given, options, rows, places, done)
+            if mine := done[before:]:
+                for each, now in zip(counts.values(), after):
+                    torch._foreach_copy_([each[p] for p in mine], [now] * len(mine))
+        if len(done) < len(rows):
+            usual(sorted({*range(len(rows))}.difference(done)))
 
     def _group(
-        self, given: Sequence[Any], options: dict[str, Any], rows: Sequence[Row]
-    ) -> tuple[Sequence[int], Sequence[torch.Tensor]]:
-        """Step parameters of the same counts: return the places of those whose step cannot be told, and the counts
-        after it.
+        self,
+        given: Sequence[object],
+        options: dict[str, object],
+        rows: Sequence[Row],
+        places: Sequence[int],
+        done: list[int],
+    ) -> Sequence[torch.Tensor]:
+        """Step those parameters at some places that have the same counts, and return the counts after it. The places of
+        those whose step can be told are added to `done`.
         """
+        after: Sequence[torch.Tensor] = ()
+        before = len(done)
         for others in ({}, {"capturable": True}):
             # Numbers on the device are not waited for: what can be captured does not ask for them.
-            if others and options.get("capturable") is not False:
+            if len(done) > before or (others and options.get("capturable") is not False):
                 break
             asked = {**options, **others}
             kind = (
@@ -475,28 +492,36 @@ class _Stepper:
             if kind in self.refused:
                 continue
             try:
-                return self._told(given, asked, rows)
+                run, after = self._run(given, asked, rows[places[0]])
+                self._told(run, given, asked, rows, places, done)
+                break
             except Exception:
-                # What is wrong PyTorch's own function says.
+                if done and done[-1] < 0:
+                    # Nobody can tell how far it was written.
+                    raise
+                # What is wrong PyTorch's own function says, of those that are left.
                 self.refused.add(kind)
-        return range(len(rows)), ()
+        return after
 
     def _told(
-        self, given: Sequence[Any], options: dict[str, Any], rows: Sequence[Row]
-    ) -> tuple[list[int], list[torch.Tensor]]:
-        run, after = self._run(given, options, rows[0])
-        if not run.sized:
-            return self._record(run, given, options, rows), after
-        groups = [(places, rows[places[0]]) for _, places in _grouped([_size(r) for r in rows])]
-        runs = [run, *[self._run(given, options, row)[0] for _, row in groups[1:]]]
-        left = []
-        for run, (places, _) in zip(runs, groups, strict=True):
-            some = [rows[p] for p in places]
-            left += [places[p] for p in self._record(run, given, options, some)]
-        return left, after
+        self,
+        run: Run,
+        given: Sequence[object],
+        options: dict[str, object],
+        rows: Sequence[Row],
+        places: Sequence[int],
+        done: list[int],
+    ) -> None:
+        groups: list[Sequence[int]] = [places]
+        if run.sized:
+            sizes = _grouped([_size(rows[p]) for p in places])
+            groups = [[places[n] for n in some] for _, some in sizes]
+        runs = [run, *[self._run(given, options, rows[some[0]])[0] for some in groups[1:]]]
+        for each, some in zip(runs, groups, strict=True):
+            self._record(each, given, options, [(p, rows[p]) for p in some], done)
 
     def _run(
-        self, given: Sequence[Any], options: dict[str, Any], row: Row
+        self, given: Sequence[object], options: dict[str, object], row: Row
     ) -> tuple[Run, list[torch.Tensor]]:
         """Run the step of a parameter for its numbers."""
         if len(self.shapes) >= _MOST:
@@ -515,13 +540,18 @@ class _Stepper:
         return run, stepped(self.single, run, given, options, row)[1]
 
     def _record(
-        self, run: Run, given: Sequence[Any], options: dict[str, Any], rows: Sequence[Row]
-    ) -> list[int]:
+        self,
+        run: Run,
+        given: Sequence[object],
+        options: dict[str, object],
+        rows: Sequence[tuple[int, Row]],
+        done: list[int],
+    ) -> None:
         called = tuple(run.called)
         known = self.known.get(called)
         if known is None:
             if len(self.known) >= _MOST:
-                return [*range(len(rows))]
+                return
             known = self.known[called] = _Known()
         words, free = known.sorted_out(run.numbers)
 
@@ -531,13 +561,13 @@ class _Stepper:
             own = iter([float(w) if w else next(left) for w in words])
             again = Run(run.like, run.shapes, own)
             try:
-                stands, _ = stepped(self.single, again, given, options, rows[0], values)
+                stands, _ = stepped(self.single, again, given, options, rows[0][1], values)
             except Exception as error:
                 raise Refused from error
             written = [(n, x._value) for n, x in enumerate(stands) if x is not None and x._seen]
             return {n: x for n, x in written if x is not None}
 
-        return known.rows.step(rows, free, " ".join(words), formula)
+        known.rows.step(rows, free, " ".join(words), formula, done)
 
 
 def _size(row: Row) -> object:
@@ -546,11 +576,11 @@ def _size(row: Row) -> object:
     return x.shape, x.dtype
 
 
-def _grouped(values: Sequence[Any]) -> Iterable[tuple[Any, Sequence[int]]]:
+def _grouped(values: Sequence[_V]) -> Iterable[tuple[_V, Sequence[int]]]:
     """Return the different ones of values, each with its places."""
     if values.count(values[0]) == len(values):
         return [(values[0], range(len(values)))]
-    groups: dict[Any, list[int]] = {}
+    groups: dict[_V, list[int]] = {}
     for place, value in enumerate(values):
         groups.setdefault(value, []).append(place)
     return groups.items()
@@ -576,12 +606,13 @@ def _by(stepper: _Stepper, original: Callable[..., None]) -> Callable[..., None]
     """Return what steps as `original` does, with fewer calls where nobody sees them."""
 
     @functools.wraps(original)
-    def step(*lists: Any, **options: Any) -> None:
+    def step(*lists: list[torch.Tensor | None] | None, **options: object) -> None:
         """Step as PyTorch does what is not on the device, or looked at."""
         if (
             torch.compiler.is_compiling()
             or not lists[0]
-            or not on_device(lists[0][0])
+            or (first := lists[0][0]) is None
+            or not on_device(first)
             or torch.is_grad_enabled()
             or not is_plain()
             or not all(x is None or isinstance(x, list) for x in lists)
@@ -595,11 +626,12 @@ def _by(stepper: _Stepper, original: Callable[..., None]) -> Callable[..., None]
             some = [[x[p] for p in places] if x else x for x in lists]
             original(*some, **options)
             for x, found in zip(lists, some, strict=True):
-                for p, value in zip(places, found or ()):
-                    x[p] = value
+                if x and found:
+                    for p, value in zip(places, found, strict=True):
+                        x[p] = value
 
         # Numbers are compared; those on the CPU are at hand.
-        numbers: dict[str, Any] = {
+        numbers = {
             k: x.item() if isinstance(x, torch.Tensor) and x.is_cpu and x.numel() == 1 else x
             for k, x in options.items()
         }

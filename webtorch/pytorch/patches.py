@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator, resolve_key
 
 from webtorch.ir.dtype import float32
 from webtorch.ops.layout import suggests_channels_last
@@ -149,8 +150,30 @@ def _default_type() -> None:
     follow()
 
 
+def _higher_order() -> None:
+    """Let operators of higher order that have a kernel for the CPU by name, and none for the device, take that one."""
+    of: Any = torch._C.DispatchKey
+    names = {of.PrivateUse1: of.CPU, of.AutogradPrivateUse1: of.AutogradCPU}
+    operator: Any = HigherOrderOperator
+    original = operator.dispatch
+
+    def dispatch(self: Any, key: Any, /, *args: object, **kwargs: object) -> object:
+        """Call the operator's kernel."""
+        cpu = names.get(key)
+        if (
+            cpu in self.py_kernels
+            and key not in self._dispatch_cache
+            and resolve_key(self, key) == key
+        ):
+            self.py_kernels.setdefault(key, self.py_kernels[cpu])
+        return original(self, key, *args, **kwargs)
+
+    operator.dispatch = dispatch
+
+
 def apply() -> None:
     """Replace them."""
+    _higher_order()
     _default_type()
     _callbacks()
     _scaling()

@@ -14,7 +14,7 @@ import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any
+from typing import SupportsFloat
 
 import torch
 
@@ -24,8 +24,6 @@ from webtorch.ops.precision import to_type
 from webtorch.pytorch.device import TO_TORCH, TO_WEBTORCH
 from webtorch.tensors.tensor import Tensor
 
-# A tensor of PyTorch's, a list of one parameter's, or what is neither.
-Given = Any
 # What a step calls, but for its numbers.
 Kind = tuple[object, ...]
 # Sizes of what was made at the end of a kind, by how long and which one that was.
@@ -74,7 +72,7 @@ class Stand:
         """The device, which all have in common."""
         return self._run.like.device
 
-    def size(self, dim: int | None = None) -> Any:
+    def size(self, dim: int | None = None) -> torch.Size | int:
         """Return the sizes, or one of them."""
         return self.shape if dim is None else self.shape[dim]
 
@@ -93,7 +91,7 @@ class Stand:
     def __bool__(self) -> bool:
         raise Refused
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if callable(getattr(torch.Tensor, name)):
             return functools.partial(self._run.method, name, self)
         if name.startswith("is_"):
@@ -103,8 +101,12 @@ class Stand:
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: object, args: Sequence[Any] = (), kwargs: Any = None
-    ) -> Any:
+        cls,
+        func: Callable[..., object],
+        types: object,
+        args: Sequence[object] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> Stand | bool:
         options = kwargs or {}
         run = next(_stands((*args, *options.values())))._run
         if func is torch.is_complex:
@@ -112,7 +114,7 @@ class Stand:
         return run.call(func.__name__, args, options, None, False)
 
 
-def _method(name: str) -> Callable[..., Any]:
+def _method(name: str) -> Callable[..., Stand]:
     return lambda self, *args: self._run.method(name, self, *args)
 
 
@@ -130,11 +132,11 @@ for _each in _OPERATORS:
 _ASSIGNED = {n: u for n in _OPERATORS if n[2] == "i" and (u := f"__{n[3:]}") in _OPERATORS}
 
 
-def _stands(values: Iterable[Any]) -> Iterator[Stand]:
+def _stands(values: Iterable[object]) -> Iterator[Stand]:
     for x in values:
         if type(x) is Stand:
             yield x
-        elif type(x) in (list, tuple):
+        elif isinstance(x, (list, tuple)):
             yield from _stands(x)
 
 
@@ -178,7 +180,7 @@ class Run:
             raise Refused
         return x._like.dtype
 
-    def method(self, name: str, x: Stand, *args: Any, **kwargs: Any) -> Any:
+    def method(self, name: str, x: Stand, *args: object, **kwargs: object) -> Stand:
         """Call a method."""
         if name == "__setitem__":
             mask = args[0]
@@ -197,20 +199,23 @@ class Run:
     def call(
         self,
         name: str,
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
+        args: Sequence[object],
+        kwargs: dict[str, object],
         target: Stand | None,
         of_tensor: bool = True,
     ) -> Stand:
         """Call a function of tensors, which is the method of that name if `of_tensor`. `target` is overwritten."""
         if kwargs:
-            target = kwargs.pop("out", target)
+            out = kwargs.pop("out", target)
+            if out is not None and type(out) is not Stand:
+                raise Refused
+            target = out
             kwargs.pop("memory_format", None)
             for factor in ("alpha", "value"):
                 if type(kwargs.get(factor)) is Stand:
                     # Factors are numbers; those that wait multiply before.
                     first, second, *rest = args
-                    args = (first, second * kwargs.pop(factor), *rest)
+                    args = (first, operator.mul(second, kwargs.pop(factor)), *rest)
         self.called += (name, target is not None and target._number, len(args), *kwargs)
         values = [self._noted(x) for x in args]
         options = {k: self._noted(x) for k, x in kwargs.items()}
@@ -222,7 +227,7 @@ class Run:
             found = getattr(op, name)(*values, **options)
         else:
             found = getattr(values[0], name)
-            if not isinstance(found, Tensor):
+            if callable(found):
                 found = found(*values[1:], **options)
         if not isinstance(found, Tensor):
             raise Refused
@@ -253,37 +258,36 @@ class Run:
         target._value = found if found._shape == old._shape else found.expand(old._shape)
         target._seen += 1
 
-    def _noted(self, x: Any) -> Any:
+    def _noted(self, x: object) -> object:
         """Add an argument to what is called, and return it as the engine takes it."""
-        kind = type(x)
-        if kind is Stand:
+        if type(x) is Stand:
             self.called.append((x._number,))
             old = x._viewed is not None and x._viewed[0]._seen != x._viewed[1]
             if old or (x._value is None and self.given is not None):
                 raise Refused
             return x._value
-        if kind is float:
-            self.called.append(kind)
+        if type(x) is float:
+            self.called.append(float)
             self.numbers.append(x)
             return x if self.given is None else next(self.given, x)
-        if kind in (list, tuple):
+        if isinstance(x, (list, tuple)):
             return [self._noted(each) for each in x]
         if isinstance(x, (torch.Tensor, slice)):
             raise Refused
-        self.called += (kind, x)
-        return TO_WEBTORCH[x] if kind is torch.dtype else x
+        self.called += (type(x), x)
+        return TO_WEBTORCH[x] if isinstance(x, torch.dtype) else x
 
 
-def _extreme(name: str, *values: Any, **options: Any) -> Any:
+def _extreme(name: str, *values: object, **options: object) -> object:
     """Return the largest or smallest of values, of which one may be a number that waits."""
     stands = [*_stands(values)]
     if not stands or options:
         return getattr(builtins, name)(*values, **options)
-    numbers = [float(x) for x in values if type(x) is not Stand]
+    numbers = [float(x) for x in values if type(x) is not Stand and isinstance(x, SupportsFloat)]
     if len(stands) != 1 or len(numbers) != 1:
         raise Refused
-    (bound,) = numbers
-    return stands[0].clamp(min=bound) if name == "max" else stands[0].clamp(max=bound)
+    (bound,), (x,) = numbers, stands
+    return x._run.method("clamp", x, **{"min" if name == "max" else "max": bound})
 
 
 @functools.cache
@@ -304,8 +308,8 @@ def waiting(function: FunctionType) -> Callable[..., None]:
 def stepped(
     function: Callable[..., None],
     run: Run,
-    lists: Sequence[Given],
-    options: Mapping[str, Any],
+    lists: Sequence[object],
+    options: Mapping[str, object],
     like: Sequence[torch.Tensor | None],
     values: Sequence[Tensor | None] = (),
 ) -> tuple[list[Stand | None], list[torch.Tensor]]:
@@ -319,22 +323,23 @@ def stepped(
     counts: list[torch.Tensor] = []
 
     given = [_standing(x, stands, counts) for x in lists]
-    before = [[*x] if type(x) is list else x for x in given]
+    before = [[*x] for x in given if isinstance(x, list)]
     function(*given, **{name: _standing(x, stands, counts) for name, x in options.items()})
-    if any(a is not b for xs, ys in zip(given, before) if type(xs) is list for a, b in zip(xs, ys)):
+    after = [x for x in given if isinstance(x, list)]
+    if any(a is not b for xs, ys in zip(after, before) for a, b in zip(xs, ys)):
         # A list has got another tensor, of a state that begins.
         raise Refused
     return stands, counts
 
 
-def _standing(x: Given, stands: Sequence[Stand | None], counts: list[torch.Tensor]) -> Given:
+def _standing(x: object, stands: Sequence[Stand | None], counts: list[torch.Tensor]) -> object:
     """Return what stands for one of what is given."""
     if type(x) is Place:
         return stands[x]
     if type(x) is Count:
         counts.append(x.tensor())
         return counts[-1]
-    return [_standing(each, stands, counts) for each in x] if type(x) is list else x
+    return [_standing(each, stands, counts) for each in x] if isinstance(x, list) else x
 
 
 class Place(int):
@@ -345,6 +350,12 @@ class Count(float):
     """The value of a tensor on the CPU, which has one element."""
 
     dtype: torch.dtype
+
+    def __new__(cls, value: float, dtype: torch.dtype) -> Count:
+        """Return one of the type that the tensor has."""
+        made = super().__new__(cls, value)
+        made.dtype = dtype
+        return made
 
     def tensor(self) -> torch.Tensor:
         """Return one like it."""

@@ -448,23 +448,28 @@ class Runtime:
         waits = seen is None or bool(seen.awaited())
         if waits and wanted is not None and (late := self._others(wanted)):
             return self._set_aside(late), None
-        while True:
-            awaited = self._awaited() if seen is None else seen.awaited()
-            sent = arrivals.sent(self.arriving, awaited)
-            if all(a.is_there for a in sent):
-                break
-            if seen is not None:
-                seen = self._prepared(seen, sent)
-            self.lock.release()
-            try:
-                for arrival in sent:
-                    arrival.wait()
-            finally:
-                self.lock.acquire()
-            if seen is not None:
-                # What others have recorded meanwhile is found when all is taken.
-                break
-        arrivals.settle(self.arriving, awaited)
+        try:
+            while True:
+                awaited = self._awaited() if seen is None else seen.awaited()
+                sent = arrivals.sent(self.arriving, awaited)
+                if all(a.is_there for a in sent):
+                    break
+                if seen is not None:
+                    seen = self._prepared(seen, sent)
+                self.lock.release()
+                try:
+                    for arrival in sent:
+                        arrival.wait()
+                finally:
+                    self.lock.acquire()
+                if seen is not None:
+                    # What others have recorded meanwhile is found when all is taken.
+                    break
+            arrivals.settle(self.arriving, awaited)
+        except BaseException:
+            if seen is not None and seen.drop is not None:
+                seen.drop()
+            raise
         return self._set_aside(None), seen
 
     @staticmethod

@@ -25,6 +25,7 @@ from webtorch.ops.record import TABLE
 from webtorch.tensors.above import ask, give
 from webtorch.tensors.formats import contiguous_format
 from webtorch.tensors.modes import mode, transforms, unrecorded
+from webtorch.tensors.override import flat
 from webtorch.tensors.tape import attach_view
 from webtorch.tensors.tensor import Tensor
 
@@ -185,6 +186,19 @@ def spread(x: Tensor, others: Iterable[object]) -> Tensor:
         if number not in own:
             x = batch(unbatch(x, 0, number, size), 0, number)
     return x
+
+
+def in_all_examples(out: Any, arguments: Iterable[object]) -> Any:
+    """Return the results of a call, those without elements seen once for each example of its operands: nothing may have
+    been recorded for them.
+    """
+    if isinstance(out, tuple):
+        found = [in_all_examples(one, arguments) for one in out]
+        return type(out)(*found) if hasattr(out, "_fields") else tuple(found)
+    if not isinstance(out, Tensor):
+        return out
+    operands = [x for x in flat(arguments) if isinstance(x, Tensor)]
+    return spread(out, operands) if any(not numel(x._shape) for x in (out, *operands)) else out
 
 
 def summed_over(g: Tensor, kept: Iterable[int]) -> Tensor:

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextvars import ContextVar
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, overload
 
 from webtorch.dispatch.call import Count, looking
 from webtorch.ir.lines import user_depth
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from webtorch.tensors.tape import GradFn, SavedTensor
 
 
+# What a mode decorates, which comes back with its own type.
+_F = TypeVar("_F")
 _pages: ContextVar[bool] = ContextVar("for_pages", default=False)
 
 
@@ -190,7 +192,7 @@ class _DecoratorContextManager(contextlib.ContextDecorator):
         """Return a fresh context of the same kind."""
         return self.__class__()
 
-    def __call__(self, func: Any) -> Any:
+    def __call__(self, func: _F) -> _F:
         import inspect
 
         if inspect.isgeneratorfunction(func):
@@ -216,7 +218,7 @@ class _DecoratorContextManager(contextlib.ContextDecorator):
                     except BaseException as error:
                         resume = functools.partial(running.throw, error)
 
-            return generator
+            return cast(_F, generator)
         if isinstance(func, type):
             warnings.warn(
                 "Decorating classes is deprecated and will be disabled in future versions. You should only decorate "
@@ -228,7 +230,7 @@ class _DecoratorContextManager(contextlib.ContextDecorator):
             made: Any = func
             made.__init__ = self(made.__init__)
             return made
-        return super().__call__(func)
+        return cast(_F, super().__call__(cast(Any, func)))
 
 
 class _ModeContext(_DecoratorContextManager):
@@ -259,7 +261,11 @@ class _ModeContext(_DecoratorContextManager):
 class _NoParamDecoratorContextManager(_DecoratorContextManager):
     """One that takes no arguments, so that `@no_grad` stands for `@no_grad()`."""
 
-    def __new__(cls, orig_func: object = None) -> Any:
+    @overload
+    def __new__(cls, orig_func: None = None) -> Self: ...
+    @overload
+    def __new__(cls, orig_func: _F) -> _F: ...  # type: ignore[misc]
+    def __new__(cls, orig_func: Any = None) -> Any:
         self = super().__new__(cls)
         if orig_func is None:
             return self
@@ -336,7 +342,7 @@ class set_grad_enabled(_ModeContext):
         mode.grad = self._grad
         return self
 
-    def __call__(self, func: object) -> Any:
+    def __call__(self, func: _F) -> _F:
         mode.grad = self._first
         return super().__call__(func)
 
@@ -409,7 +415,11 @@ class inference_mode(_ModeContext):
         self._on = bool(mode)
         self._grad = not self._on
 
-    def __new__(cls, mode: object = True) -> Any:
+    @overload
+    def __new__(cls, mode: bool = True) -> Self: ...
+    @overload
+    def __new__(cls, mode: _F) -> _F: ...  # type: ignore[misc]
+    def __new__(cls, mode: Any = True) -> Any:
         if isinstance(mode, bool):
             return super().__new__(cls)
         return cls()(mode)

@@ -21,6 +21,7 @@ from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
 from webtorch.runtime.realize import Runtime, is_seen
 from webtorch.tensors import override
+from webtorch.tensors.batching import in_all_examples
 from webtorch.tensors.binding import (
     is_foreign,
     refuse_bools,
@@ -156,7 +157,7 @@ class Memory:
     def run(self, args: Args, kwargs: Kwargs) -> Any:
         """Call the function, or record a node for what it is known to record."""
         if self.failures >= _MOST_FAILURES or look.watching:
-            return self.function(*args, **kwargs)
+            return self._called(args, kwargs)
         nodes: list[Node] = []
         try:
             key = self._kind_of(args, kwargs, nodes)
@@ -168,7 +169,7 @@ class Memory:
             return self.run(*with_python_numbers(args, kwargs))
         # Transforms and interpreters meet the calls that this one is made of.
         if key is None or transforms.count or (active.count and inside()):
-            return self.function(*args, **kwargs)
+            return self._called(args, kwargs)
         known = self.known
         found = known.get(key, 1)
         if type(found) is Result:
@@ -191,6 +192,11 @@ class Memory:
                 known.clear()
             known[key] = 0
         return self.function(*args, **kwargs)
+
+    def _called(self, args: Args, kwargs: Kwargs) -> Any:
+        """Call the function; within a vmap each example has its results."""
+        out = self.function(*args, **kwargs)
+        return in_all_examples(out, (*args, *kwargs.values())) if mode.vmaps else out
 
     def _kind_of(self, args: Args, kwargs: Kwargs, nodes: list[Node]) -> tuple[Any, ...] | None:
         """Return what a call records depends on, first the device, and add the values of its tensors to `nodes`; None

@@ -144,8 +144,10 @@ class Storage:
     """
 
     __slots__ = (
-        "__weakref__", "donor", "dtype", "elements", "node", "resting", "runtime", "version",
+        "__weakref__", "donor", "dtype", "elements", "node", "notes", "resting", "runtime", "version",
     )  # fmt: skip
+    # What programs have set on objects that show the memory; only then there is such.
+    notes: dict[str, object]
 
     def __init__(
         self, node: Node, runtime: Runtime, elements: int | None = None, aside: bool = False

@@ -660,7 +660,7 @@ class Tensor(TensorBase):
     def _check_one_element(self) -> None:
         if self.numel() != 1:
             raise RuntimeError(
-                f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
+                f"a Tensor with {self.numel()} elements cannot be converted to Scalar: .tolist() gives all of them"
             )
         if self.is_meta:
             raise NoValuesError(
@@ -997,11 +997,11 @@ class Tensor(TensorBase):
 
     # Comparisons are elementwise; `bind` adds the operators of the table.
     @plays("parts")
-    def __eq__(self, other: object) -> Any:
+    def __eq__(self, other: object) -> Tensor:  # type: ignore[override]
         raise NotImplementedError
 
     @plays("parts")
-    def __ne__(self, other: object) -> Any:
+    def __ne__(self, other: object) -> Tensor:  # type: ignore[override]
         raise NotImplementedError
 
 

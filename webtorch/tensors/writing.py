@@ -70,7 +70,8 @@ def check_graph(x: Tensor) -> None:
             x._refuse_write()
         if base is None and x.requires_grad and x.is_leaf:
             raise RuntimeError(
-                "a leaf Variable that requires grad is being used in an in-place operation."
+                "a leaf Variable that requires grad is being used in an in-place operation. Write it under "
+                "torch.no_grad(), or use an out-of-place operation."
             )
         if base is not None and any(t.requires_grad and t.is_leaf for t in (x, base)):
             raise RuntimeError(
@@ -297,10 +298,6 @@ def _shown_operands(x: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return what is written and the values with the dims that vmap hides."""
     levels = levels_of((x,))
     if levels_of((x, values)) != levels:
-        if not numel(x._shape):
-            # A result without elements may lack a level that its operands have; nothing is written.
-            nothing = physical(x, levels)
-            return nothing, nothing
         raise RuntimeError(
             "vmap: inplace arithmetic(self, *extra_args) is not possible because there exists a "
             "Tensor `other` in extra_args that has more elements than `self`. This happened due to "

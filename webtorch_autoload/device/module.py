@@ -39,6 +39,12 @@ def __getattr__(name: str) -> Any:
     # What PyTorch asks before it keeps the states of random numbers, as for checkpoints.
     if name == "_initialized":
         return is_initialized()
+    kind = torch.storage._storage_type_to_dtype_map().get(name)
+    if kind is not None:
+        # PyTorch tells by the module's name of which device they are.
+        of = {"dtype": kind, "_dtype": kind, "__module__": "torch.webgpu"}
+        base: Any = torch.storage._LegacyStorage
+        return globals().setdefault(name, type(base)(name, (base,), of))
     why = next((words for words, names in _ABSENT.items() if name in names), "")
     raise AttributeError(f"module 'torch.webgpu' has no attribute {name!r}{why}")
 

@@ -9,10 +9,14 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, NoReturn, TypeVar
 
 from webtorch import autograd
+from webtorch.aten.dispatch import OpOverload, OpOverloadPacket
+from webtorch.aten.schema import Schema, infer_schema, parsed
+from webtorch.dispatch.call import Args, Kwargs
 from webtorch.functions import public as webtorch
+from webtorch.tensors.override import flat
 
 __all__ = [
-    "CustomOpDef", "Library", "custom_op", "define", "get_ctx", "impl", "impl_abstract", "opcheck",
+    "CustomOpDef", "Library", "custom_op", "define", "get_ctx", "impl", "impl_abstract", "infer_schema", "opcheck",
     "register_autocast", "register_autograd", "register_fake", "register_kernel", "register_vmap",
     "triton_op", "wrap_triton",
 ]  # fmt: skip
@@ -23,12 +27,51 @@ _F = TypeVar("_F", bound=Callable[..., object])
 _OPERATORS: dict[str, CustomOpDef] = {}
 
 
+class _Overload(OpOverload):
+    """An operator's only overload, which modes with a `__torch_dispatch__` are handed."""
+
+    def __init__(self, of: CustomOpDef) -> None:
+        namespace, _, name = of._name.partition("::")
+        super().__init__(OpOverloadPacket(name), "default", of._stated)
+        self.namespace, self._of = namespace, of
+        self.__module__ = f"torch._ops.{namespace}"
+        self.__qualname__ = f"{namespace}.{self.__name__}"
+
+    def name(self) -> str:
+        """Return the name that the operator was given."""
+        return self._of._name
+
+    def __repr__(self) -> str:
+        return f"<OpOverload(op='{self._of._name.replace('::', '.')}', overload='default')>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _overload, (self._of._name,)
+
+    def _compute(self, args: Args, kwargs: Kwargs) -> object:
+        return self._of._call(*args, **kwargs)
+
+
+def _overload(name: str) -> OpOverload:
+    return _OPERATORS[name].default
+
+
 class CustomOpDef:
     """An operator: a function with a name, and perhaps a gradient of its own."""
 
-    def __init__(self, name: str, function: Callable[..., object] | None = None) -> None:
-        """Name the operator."""
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., object] | None = None,
+        schema: str | None = None,
+        own: bool = False,
+    ) -> None:
+        """Name the operator. `schema`: what it takes and gives, "(Tensor x) -> Tensor", if that is known. `own`: it has
+        the gradient that is registered, and none of its parts.
+        """
         self._name = self._qualname = name
+        self._own = own
+        self._stated: Schema | None = None
+        self.state(schema)
         self._function = function
         self._kernels: dict[str, Callable[..., object]] = {}
         self._backward: Callable[..., object] | None = None
@@ -40,26 +83,44 @@ class CustomOpDef:
     def __repr__(self) -> str:
         return f"<CustomOpDef({self._name})>"
 
-    @property
-    def default(self) -> CustomOpDef:
-        """The operator itself: it has one overload."""
-        return self
+    def state(self, schema: str | None) -> None:
+        """Say what the operator takes and gives, unless the schema is of a kind that is not read here."""
+        namespace, _, name = self._name.partition("::")
+        if schema is not None and schema.strip().startswith("("):
+            self._stated = parsed(name + schema.strip(), namespace)
 
-    # PyTorch's name of it in `torch.library`.
-    _opoverload = default
+    @functools.cached_property
+    def default(self) -> OpOverload:
+        """The operator's only overload."""
+        return _Overload(self)
+
+    @property
+    def _opoverload(self) -> OpOverload:
+        return self.default
+
+    @property
+    def _schema(self) -> Schema:
+        return self.default._schema
 
     def overloads(self) -> list[str]:
         """Return the names of the overloads."""
         return ["default"]
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Call the operator."""
+        if self._stated is None:
+            return self._call(*args, **kwargs)
+        self._stated.check(args, kwargs)
+        return self.default(*args, **kwargs)
+
+    def _call(self, *args: object, **kwargs: object) -> Any:
         """Call the function; its gradient is the one registered, or that of what it computes."""
-        if self._backward is None:
+        if self._backward is None and not self._own:
             return self._run(*args, **kwargs)
         # The gradient sees every argument, also those that were left to their defaults.
         bound = inspect.signature(self._run_of(args, kwargs)).bind(*args, **kwargs)
         bound.apply_defaults()
-        return _differentiated(self).apply(*bound.args)
+        return _differentiated(self).apply(*bound.args, bound.kwargs)
 
     def _run_of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[..., object]:
         if self._kernels:
@@ -116,18 +177,44 @@ def _differentiated(operator: CustomOpDef) -> Any:
         @staticmethod
         def forward(ctx: object, *args: object) -> object:
             """Run the operator, and its setup_context if it has one."""
-            out = operator._run(*args)
+            named: Any = args[-1]
+            out = operator._run(*args[:-1], **named)
+            if operator._own:
+                _check_fresh(operator, args[:-1], out)
             if operator._setup_context is not None:
-                operator._setup_context(ctx, args, out)
+                more = {"keyword_only_inputs": named} if named else {}
+                operator._setup_context(ctx=ctx, inputs=args[:-1], output=out, **more)
             return out
 
         @staticmethod
         def backward(ctx: object, *grads: object) -> object:
-            """Return the gradients that the registered function gives."""
-            assert operator._backward is not None
-            return operator._backward(ctx, *grads)
+            """Return the gradients that the registered function gives. Raises RuntimeError if there is none."""
+            if operator._backward is None:
+                raise RuntimeError(
+                    f"Trying to backward through {operator._name}.default but no autograd formula was registered. "
+                    "Please use register_autograd to add one."
+                )
+            found = operator._backward(ctx, *grads)
+            return (*(found if isinstance(found, tuple) else (found,)), None)
 
     return Operator
+
+
+def _check_fresh(operator: CustomOpDef, args: Args, out: object) -> None:
+    """Raise RuntimeError for a result that is an argument or shares memory with one, or with another result."""
+    seen = [x._storage for x in flat(args) if isinstance(x, webtorch.Tensor)]
+    for x in flat((out,)):
+        if isinstance(x, webtorch.Tensor):
+            if any(x._storage is storage for storage in seen):
+                where = getattr(operator, "__module__", "???")
+                raise RuntimeError(
+                    f"{operator._name} (with implementation in {where}): The output of this custom operator (1) must "
+                    "not also be an input to this custom operator and (2) may not alias any inputs to this custom "
+                    "operator or other returns. The most common way to trigger this error is if we have y = "
+                    "custom_op(x) and y and x are the same Tensor. Please instead return a clone of the offending "
+                    "output tensor(s) (e.g. return x.clone()) or refactor the custom operator to not return y."
+                )
+            seen.append(x._storage)
 
 
 def custom_op(
@@ -140,11 +227,17 @@ def custom_op(
     schema: str | None = None,
     tags: object = None,
 ) -> Any:
-    """Make a function an operator called "namespace::name", found at torch.ops.namespace.name."""
+    """Make a function an operator called "namespace::name", found at torch.ops.namespace.name.
+
+    Its schema is inferred from the function's annotations, unless it is given. Without `register_autograd` it has no
+    gradient.
+    """
 
     def make(function: Callable[..., object]) -> CustomOpDef:
         """Return the function as an operator."""
-        operator = CustomOpDef(name, function if device_types is None else None)
+        stated = schema or infer_schema(function, mutates_args=mutates_args)
+        given = function if device_types is None else None
+        operator = CustomOpDef(name, given, stated, own=True)
         if device_types is not None:
             operator.register_kernel(device_types, function)
             functools.update_wrapper(operator, function)
@@ -162,18 +255,18 @@ def wrap_triton(triton_kernel: object, /) -> NoReturn:
 
 
 def _operator(op: object) -> CustomOpDef:
-    if isinstance(op, CustomOpDef):
-        return op
-    return _OPERATORS.get(str(op)) or CustomOpDef(str(op))
+    return _named(op) or CustomOpDef(str(op))
 
 
 def _named(op: object) -> CustomOpDef | None:
+    if isinstance(op, _Overload):
+        return op._of
     return op if isinstance(op, CustomOpDef) else _OPERATORS.get(str(op))
 
 
 def define(qualname: str, schema: object = None, *, lib: object = None, tags: object = ()) -> None:
-    """Say that an operator exists."""
-    _operator(qualname)
+    """Say that an operator exists, and what it takes and gives: `define("mine::twice", "(Tensor x) -> Tensor")`."""
+    _operator(qualname).state(schema if isinstance(schema, str) else None)
 
 
 def impl(qualname: object, types: object, func: object = None, *, lib: object = None) -> Any:
@@ -251,9 +344,9 @@ class Library:
 
     def define(self, schema: str, alias_analysis: str = "", *, tags: object = ()) -> str:
         """Say that an operator exists, and return its name."""
-        name = schema.partition("(")[0].strip()
-        _operator(f"{self.ns}::{name}")
-        return name
+        name, bracket, rest = schema.partition("(")
+        _operator(f"{self.ns}::{name.strip()}").state(bracket + rest)
+        return name.strip()
 
     def impl(
         self,
@@ -268,7 +361,8 @@ class Library:
         key = dispatch_key or self.dispatch_key
         if key in ("Meta", "Autograd") or key.startswith("Autocast"):
             return
-        name = op_name._name if isinstance(op_name, CustomOpDef) else op_name
+        operator = _named(op_name)
+        name = op_name if operator is None else operator._name
         name = name if "::" in name else f"{self.ns}::{name}"
         _operator(name).register_kernel("cpu" if key == "CPU" else None, fn)
 

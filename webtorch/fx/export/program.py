@@ -48,7 +48,8 @@ class _Guards(Module):
                 if dim is None:
                     _check(now == size, f"{text} == {size}")
                     continue
-                _check(now >= dim.min, f"{text} >= {dim.min}")
+                # As in PyTorch, whose sizes are 2 and more while a program is followed, 2 asks for nothing.
+                _check(dim.min <= 2 or now >= dim.min, f"{text} >= {dim.min}")
                 _check(dim.max is None or now <= dim.max, f"{text} <= {dim.max}")
                 _check(
                     sizes.setdefault(dim, now) == now, f"{text} == {sizes[dim]}, as {dim.__name__}"

@@ -184,6 +184,7 @@ def _along(
             "to include dim=X as an argument.",
             stacklevel=user_depth(),
         )
+        dim = 0 if input.ndim in (0, 1, 3) else 1
     return compute(input, dim, dtype)
 
 

@@ -11,6 +11,7 @@ from webtorch.functions.loss import chosen_reduction, reduced
 from webtorch.nn.functional.table import table
 from webtorch.ops.record import FP32
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.values import check_range
 
 __all__ = [
     "linear_cross_entropy",
@@ -83,6 +84,7 @@ def multi_margin_loss(
             f"multi_margin_loss: target must have one class for each of the {x.shape[0]} samples, got "
             f"{list(target.shape)} for an input of {list(input.shape)}"
         )
+    check_range(y, 0, x.shape[1] - 1, "multi_margin_loss: target out of range")
     gaps = (margin - x.gather(1, y.unsqueeze(1)) + x).clamp(min=0)
     gaps = gaps if p == 1 else gaps * gaps
     if weight is not None:

@@ -101,8 +101,10 @@ def _extension() -> Path:
         except importlib.metadata.PackageNotFoundError:
             raise LiteMissingError(f"lite: the package {name} is not installed: {advice}") from None
     for file in kernel.files or ():
-        if file.as_posix().endswith(f"{_EXTENSION}/all.json"):
-            return Path(str(kernel.locate_file(file))).resolve().parent
+        place = Path(str(kernel.locate_file(file))).resolve().parent
+        # pip's --target puts data elsewhere than the package says.
+        if file.as_posix().endswith(f"{_EXTENSION}/all.json") and place.is_dir():
+            return place
     raise LiteMissingError(f"lite: jupyterlite-pyodide-kernel lacks {_EXTENSION}: {advice}")
 
 
