@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data._utils import collate as pytorchs_collate
 
 import webtorch
-from webtorch.as_torch.names import top
+from webtorch.as_torch.names import functorch_parts, top, utils
+from webtorch.data import collate as our_collate
+from webtorch.tensors import modes
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -184,3 +187,95 @@ def test_a_future_is_one_of_torch() -> None:
     """Libraries ask `isinstance(x, torch.Future)` (captum)."""
     assert issubclass(torch.futures.Future, torch.Future)
     assert issubclass(webtorch.futures.Future, top.Future)
+
+
+class _Pair:
+    """As a TensorDict: it hides its own dimension, by PyTorch's functions for one tensor."""
+
+    def __init__(self, core: Any, x: Any, shape: tuple[int, ...]) -> None:
+        self.core, self.x, self.shape, self.ndim = core, x, shape, len(shape)
+
+    def _add_batch_dim(self, *, in_dim: int, vmap_level: int) -> _Pair:
+        x = self.core._add_batch_dim(self.x, in_dim, vmap_level)
+        assert self.core.is_batchedtensor(x)
+        assert self.core.get_unwrapped(x).shape == self.x.shape
+        return _Pair(self.core, x, self.shape[:in_dim] + self.shape[in_dim + 1 :])
+
+    def _maybe_remove_batch_dim(
+        self, funcname: str, *, vmap_level: int, batch_size: int, out_dim: int
+    ) -> _Pair:
+        x = self.core._remove_batch_dim(self.x, vmap_level, batch_size, out_dim)
+        return _Pair(self.core, x, (batch_size, *self.shape))
+
+
+def test_vmap_of_objects_that_hide_their_own_dimension() -> None:
+    """Tensordict's classes, under the name `torch`."""
+    x = torch.arange(6.0).reshape(3, 2)
+    pair = _Pair(functorch_parts, webtorch.tensor(x.tolist()), (3,))
+
+    def called(p: Any, y: Any) -> Any:
+        return _Pair(p.core, p.x * y.sum(), p.shape), p.x.sum()
+
+    out, sums = webtorch.vmap(called)(pair, webtorch.tensor(x.tolist()))
+    assert out.shape == (3,)
+    assert out.x.tolist() == (x * x.sum(1, keepdim=True)).tolist()
+    assert sums.tolist() == x.sum(1).tolist()
+
+
+def test_a_type_of_the_users_is_collated_by_its_function() -> None:
+    """As the documentation of `default_collate` shows (tensordict)."""
+
+    def joined(batch: Any, *, collate_fn_map: object = None) -> str:
+        return "".join(str(one.real) for one in batch)
+
+    found = []
+    for module in (pytorchs_collate, our_collate):
+        kinds: Any = module.default_collate_fn_map
+        default, collate = module.default_collate, module.collate
+        kinds[complex] = joined
+        try:
+            out = default([{"a": 1j, "b": [1.5, True]}, {"a": 2 + 1j, "b": [2.5, False]}])
+        finally:
+            del kinds[complex]
+        found.append([out["a"], out["b"][0].tolist(), out["b"][1].tolist()])
+        found[-1].append(collate([1j, 2j], collate_fn_map={(complex, str): joined}))
+        with pytest.raises(TypeError, match="default_collate: batch must contain"):
+            default([1j])
+    assert found[0] == found[1]
+
+
+def test_managers_of_the_users_decorate_generators() -> None:
+    """As `no_grad` does; tensordict's are subclasses."""
+    seen: list[int] = []
+    found = []
+    for base in (torch.utils._contextlib._DecoratorContextManager, modes._DecoratorContextManager):
+        seen.clear()
+
+        class Noted(base):  # type: ignore[misc, valid-type]
+            def __enter__(self) -> None:
+                seen.append(1)
+
+            def __exit__(self, *_: object) -> None:
+                seen.append(-1)
+
+        @Noted()
+        def steps() -> Any:
+            seen.append((yield 5))
+
+        running = steps()
+        next(running)
+        with pytest.raises(StopIteration):
+            running.send(7)
+        found.append([*seen, issubclass(torch.no_grad, base) or issubclass(webtorch.no_grad, base)])
+    assert found[0] == found[1]
+
+
+def test_a_tensor_of_a_module_is_swapped() -> None:
+    layer = webtorch.nn.BatchNorm1d(2).eval()
+    weight, other = layer.weight, webtorch.zeros(2)
+    assert utils.swap_tensor(layer, "weight", other) is weight
+    assert layer(webtorch.ones(3, 2)).abs().sum().item() == 0
+    assert utils.swap_tensor(layer, "weight", weight) is other
+    assert utils.swap_tensor(layer, "running_mean", other).tolist() == [0.0, 0.0]
+    with pytest.raises(AttributeError, match="BatchNorm1d has no attribute `nothing`"):
+        utils.swap_tensor(layer, "nothing", other)

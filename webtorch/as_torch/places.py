@@ -134,6 +134,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch._functorch.autograd_function": ("webtorch.as_torch.names.function_parts",),
     "torch._ops": ("webtorch.as_torch.names.operator_parts",),
     "torch._C._nn": ("webtorch.nn.functional", "webtorch.nn.module"),
+    "torch.utils._contextlib": ("webtorch.tensors.modes",),
+    "torch.nn.utils._named_member_accessor": ("webtorch.as_torch.names.utils",),
     "torch.utils._mode_utils": ("webtorch.utils._python_dispatch",),
     "torch.utils._foreach_utils": ("webtorch.as_torch.names.foreach",),
     "torch.utils.model_zoo": ("webtorch.as_torch.names.hub",),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 from webtorch.functions import public as webtorch
@@ -59,34 +59,82 @@ def _like(example: Any, values: Any) -> object:
         return values
 
 
+def collate_tensor_fn(batch: Sequence[Tensor], *, collate_fn_map: object = None) -> Tensor:
+    """Stack tensors."""
+    return webtorch.stack(list(batch), 0)
+
+
+def collate_numpy_array_fn(batch: Sequence[Any], *, collate_fn_map: object = None) -> Tensor:
+    """Stack NumPy arrays or numbers as tensors."""
+    if batch[0].dtype.kind in "SUO":
+        raise _cannot(batch[0].dtype)
+    return webtorch.stack([webtorch.as_tensor(one) for one in batch], 0)
+
+
+def collate_float_fn(batch: Sequence[float], *, collate_fn_map: object = None) -> Tensor:
+    """Make one tensor of floats."""
+    return _floats(list(batch))
+
+
+def collate_int_fn(batch: Sequence[int], *, collate_fn_map: object = None) -> Tensor:
+    """Make one tensor of ints."""
+    return webtorch.tensor(list(batch))
+
+
+def collate_str_fn(batch: Sequence[Any], *, collate_fn_map: object = None) -> Sequence[Any]:
+    """Return texts as they are."""
+    return batch
+
+
+# What collates each type. Users add their own.
+default_collate_fn_map: dict[type | tuple[type, ...], Callable[..., object]] = {
+    Tensor: collate_tensor_fn,
+    float: collate_float_fn,
+    int: collate_int_fn,
+    str: collate_str_fn,
+    bytes: collate_str_fn,
+}
+
+
 def default_collate(batch: Sequence[Any]) -> Any:
     """Return a batch: tensors are stacked, numbers become a tensor, containers go by their parts.
 
     Raises TypeError on what cannot be put together, RuntimeError on sequences of unequal length.
     """
-    first = batch[0]
-    if isinstance(first, Tensor):
-        return webtorch.stack(list(batch), 0)
-    if _is_array(first) and not isinstance(first, (str, bytes)):
-        if first.dtype.kind in "SUO":
-            raise _cannot(first.dtype)
-        tensors = [webtorch.as_tensor(one) for one in batch]
-        return webtorch.stack(tensors, 0)
-    if isinstance(first, float):
-        return _floats(list(batch))
-    if isinstance(first, int):
-        return webtorch.tensor(list(batch))
-    if isinstance(first, (str, bytes)):
-        return batch
+    return collate(batch, collate_fn_map=default_collate_fn_map)
+
+
+def collate(
+    batch: Sequence[Any],
+    *,
+    collate_fn_map: Mapping[type | tuple[type, ...], Callable[..., object]] | None = None,
+) -> Any:
+    """Return a batch of what `collate_fn_map` has a function for, and of containers of that.
+
+    The function of the example's class counts first, then that of the first class which the example is of.
+    """
+    first, kinds = batch[0], collate_fn_map or {}
+    make = kinds.get(type(first))
+    if make is None and _is_array(first):
+        # A NumPy number may also be a float or a text.
+        make = collate_numpy_array_fn
+    if make is None:
+        make = next((f for kind, f in kinds.items() if isinstance(first, kind)), None)
+    if make is not None:
+        return make(batch, collate_fn_map=collate_fn_map)
+
+    def parts(batch: Sequence[Any]) -> Any:
+        """Collate what stands in one place."""
+        return collate(batch, collate_fn_map=collate_fn_map)
+
     if isinstance(first, Mapping):
-        return _like(first, {key: default_collate([one[key] for one in batch]) for key in first})
+        return _like(first, {key: parts([one[key] for one in batch]) for key in first})
     if isinstance(first, tuple) and hasattr(first, "_fields"):
-        parts = zip(*batch, strict=True)
-        return type(first)(*(default_collate(samples) for samples in parts))
+        return type(first)(*(parts(samples) for samples in zip(*batch, strict=True)))
     if isinstance(first, Sequence):
         if any(len(one) != len(first) for one in batch):
             raise RuntimeError("each element in list of batch should be of equal size")
-        collated = [default_collate(samples) for samples in zip(*batch, strict=True)]
+        collated = [parts(samples) for samples in zip(*batch, strict=True)]
         return collated if isinstance(first, tuple) else _like(first, collated)
     raise _cannot(type(first))
 

@@ -64,13 +64,13 @@ def _whole(
     randomness: str,
 ) -> object:
     with Vmap(size, randomness) as level:
-        parts = [x if d is None else batch(x, d, level.number) for x, d in given]
+        parts = [x if d is None else _hidden(x, d, level.number) for x, d in given]
         found = run(parts)
         for p, (x, d) in zip(parts, given, strict=True):
-            if d is not None and not _lies_within(p, x, d):
+            if d is not None and isinstance(x, Tensor) and not _lies_within(p, x, d):
                 # Written as another shape (`unsqueeze_`): so is what was given.
                 become(x, unbatch(p, place_of(p, level.number), level.number, level.size))
-        leaves, spec = tree_flatten(found)
+        leaves, spec = tree_flatten(found, _hides)
         dims = _parse_out_dims(func, out_dims, found, spec)
         # An argument that the function returns, changed in place or not, is the tensor that was given.
         as_given = {id(p): one for p, one in zip(parts, given, strict=True) if p is not one[0]}
@@ -115,6 +115,20 @@ def _chunked(
     return tree_unflatten(outs, spec)
 
 
+def _hides(x: object) -> bool:
+    """Whether an object of another package hides its own dimensions, by the methods PyTorch's users give it: a
+    TensorDict is no nest of tensors here.
+    """
+    return hasattr(type(x), "_add_batch_dim")
+
+
+def _hidden(x: Any, dim: int, number: int) -> Any:
+    """Return an argument as the function sees it."""
+    if _hides(x):
+        return x._add_batch_dim(in_dim=dim, vmap_level=number)
+    return batch(x, dim, number)
+
+
 def _removed(
     func: Callable[..., object],
     x: object,
@@ -122,7 +136,12 @@ def _removed(
     level: Vmap,
     given: tuple[Any, int | None] | None,
 ) -> object:
-    name = _name(func)
+    name = _get_name(func)
+    if _hides(x):
+        shown: Any = x
+        return shown._maybe_remove_batch_dim(
+            name, vmap_level=level.number, batch_size=level.size, out_dim=dim
+        )
     hidden = isinstance(x, Tensor) and any(n == level.number for n, _, _ in x._levels)
     if dim is None:
         if hidden:
@@ -166,11 +185,11 @@ def _lies_as(x: Tensor, other: Tensor) -> bool:
     return (x._shape, x._strides, x._offset) == (other._shape, other._strides, other._offset)
 
 
-def _name(func: Callable[..., object]) -> str:
+def _get_name(func: Callable[..., object]) -> str:
     if hasattr(func, "__name__"):
         return func.__name__
     if isinstance(func, functools.partial):
-        return f"functools.partial({_name(func.func)}, ...)"
+        return f"functools.partial({_get_name(func.func)}, ...)"
     return repr(func)
 
 
@@ -178,7 +197,7 @@ def _parse_inputs(
     func: Callable[..., object], in_dims: object, args: tuple[object, ...]
 ) -> tuple[int, list[Any], list[Any], Any]:
     """Return the size of the batch, and a dimension or None for each leaf of the arguments."""
-    where = f"vmap({_name(func)}, in_dims={in_dims}, ...)(<inputs>): "
+    where = f"vmap({_get_name(func)}, in_dims={in_dims}, ...)(<inputs>): "
     if not isinstance(in_dims, (int, tuple)):
         raise ValueError(
             f"{where}expected `in_dims` to be int or a (potentially nested) tuple matching the "
@@ -186,10 +205,10 @@ def _parse_inputs(
         )
     if not args:
         raise ValueError(
-            f"vmap({_name(func)})(<inputs>): got no inputs. Maybe you forgot to add inputs, or you "
+            f"vmap({_get_name(func)})(<inputs>): got no inputs. Maybe you forgot to add inputs, or you "
             "are trying to vmap over a function with no inputs. The latter is unsupported."
         )
-    leaves, spec = tree_flatten(args)
+    leaves, spec = tree_flatten(args, _hides)
     dims = broadcast_leaves(in_dims, spec)
     if dims is None:
         raise ValueError(
@@ -204,7 +223,7 @@ def _parse_inputs(
                 f"{where}Got in_dim={d} for an input but in_dim must be either an integer "
                 "dimension or None."
             )
-        if not isinstance(x, Tensor):
+        if not (isinstance(x, Tensor) or _hides(x)):
             raise ValueError(
                 f"{where}Got in_dim={d} for an input but the input is of type {type(x)}. We cannot "
                 "vmap over non-Tensor arguments, please use None as the respective in_dim"
@@ -216,7 +235,7 @@ def _parse_inputs(
                 f"{x.ndim}."
             )
         dims[i] = d % x.ndim
-    sizes = [x._shape[d] for x, d in zip(leaves, dims, strict=True) if d is not None]
+    sizes = [x.shape[d] for x, d in zip(leaves, dims, strict=True) if d is not None]
     if not sizes:
         raise ValueError("vmap: Expected at least one Tensor to vmap over")
     if any(s != sizes[0] for s in sizes):
@@ -231,7 +250,7 @@ def _check_out_dims(func: Callable[..., object], out_dims: object) -> None:
     for d in tree_leaves(out_dims):
         if d is not None and not isinstance(d, int):
             raise ValueError(
-                f"vmap({_name(func)}, ..., out_dims={out_dims}): `out_dims` must be an int, None or "
+                f"vmap({_get_name(func)}, ..., out_dims={out_dims}): `out_dims` must be an int, None or "
                 "a python collection of ints representing where in the outputs the vmapped "
                 "dimension should appear."
             )
@@ -243,12 +262,12 @@ def _parse_out_dims(
     def refuse() -> NoReturn:
         """Raise ValueError: out_dims does not fit the output's structure."""
         raise ValueError(
-            f"vmap({_name(func)}, ..., out_dims={out_dims})(<inputs>): out_dims is not compatible "
+            f"vmap({_get_name(func)}, ..., out_dims={out_dims})(<inputs>): out_dims is not compatible "
             f"with the structure of `outputs`. out_dims has structure {tree_flatten(out_dims)[1]} "
             f"but outputs has structure {spec}."
         )
 
-    if isinstance(found, Tensor):
+    if isinstance(found, Tensor) or _hides(found):
         if out_dims is None or isinstance(out_dims, int):
             return [out_dims]
         if isinstance(out_dims, tuple) and len(out_dims) == 1:

@@ -24,7 +24,7 @@ from webtorch.nn.member import public_names, register_buffer, remember
 from webtorch.nn.module_hooks import GLOBAL, add_hook, registered
 from webtorch.nn.parameter import Buffer, Parameter
 from webtorch.nn.state_dict import (
-    EXTRA_STATE,
+    _EXTRA_STATE_KEY_SUFFIX,
     _IncompatibleKeys,
     _LoadHook,
     load_one,
@@ -770,7 +770,7 @@ class Module:
             if buffer is not None and name not in self._non_persistent_buffers_set:
                 destination[prefix + name] = buffer if keep_vars else buffer.detach()
         if type(self).get_extra_state is not Module.get_extra_state:
-            destination[prefix + EXTRA_STATE] = self.get_extra_state()
+            destination[prefix + _EXTRA_STATE_KEY_SUFFIX] = self.get_extra_state()
 
     def state_dict(
         self,

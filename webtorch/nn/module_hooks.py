@@ -53,6 +53,9 @@ _global_forward_hooks, _global_forward_pre_hooks = GLOBAL.forward, GLOBAL.forwar
 _global_forward_hooks_with_kwargs = GLOBAL.forward_with_kwargs
 _global_forward_hooks_always_called = GLOBAL.forward_always
 _global_backward_hooks, _global_backward_pre_hooks = GLOBAL.backward, GLOBAL.backward_pre
+_global_parameter_registration_hooks = GLOBAL.register_parameter
+_global_buffer_registration_hooks = GLOBAL.register_buffer
+_global_module_registration_hooks = GLOBAL.register_module
 
 
 def add_hook(

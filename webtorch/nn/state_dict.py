@@ -16,7 +16,7 @@ from webtorch.tensors.tensor import Tensor
 if TYPE_CHECKING:
     from webtorch.nn.module import Module
 
-EXTRA_STATE = "_extra_state"
+_EXTRA_STATE_KEY_SUFFIX = "_extra_state"
 
 
 class _Keys(NamedTuple):
@@ -126,7 +126,7 @@ def load_own(
             owner._load_one(name, key, current, state_dict[key], assign, error_msgs)
         elif strict:
             missing_keys.append(key)
-    extra_key = prefix + EXTRA_STATE
+    extra_key = prefix + _EXTRA_STATE_KEY_SUFFIX
     if has_extra:
         if extra_key in state_dict:
             owner.set_extra_state(state_dict[extra_key])

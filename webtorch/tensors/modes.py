@@ -171,10 +171,70 @@ def note_made(storage: Storage) -> None:
         running[-1].made.add(storage)
 
 
-class _ModeContext(contextlib.ContextDecorator):
-    """A context manager and decorator that sets the gradient mode; generators are driven in the
-    mode too.
-    """
+class _DecoratorContextManager(contextlib.ContextDecorator):
+    """A context manager that decorates functions and generators, too: each step of these is within it."""
+
+    def __enter__(self) -> Any:
+        raise NotImplementedError
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        raise NotImplementedError
+
+    def _recreate_cm(self) -> Self:
+        return self.clone()
+
+    def clone(self) -> Self:
+        """Return a fresh context of the same kind."""
+        return self.__class__()
+
+    def __call__(self, func: _F) -> _F:
+        import inspect
+
+        if inspect.isgeneratorfunction(func):
+
+            @functools.wraps(func)
+            def generator(*args: object, **kwargs: object) -> Generator[object, object, object]:
+                """Run the generator, each step of it within."""
+                running = func(*args, **kwargs)
+                # What the caller did at the last `yield`, to be passed on to the generator.
+                resume: Callable[[], object] = functools.partial(next, running)
+                while True:
+                    try:
+                        with self.clone():
+                            item = resume()
+                    except StopIteration as stop:
+                        return stop.value
+                    try:
+                        resume = functools.partial(running.send, (yield item))
+                    except GeneratorExit:
+                        with self.clone():
+                            running.close()
+                        raise
+                    except BaseException as error:
+                        resume = functools.partial(running.throw, error)
+
+            return cast(_F, generator)
+        if isinstance(func, type):
+            warnings.warn(
+                "Decorating classes is deprecated and will be disabled in future versions. You should only decorate "
+                "functions or methods. To preserve the current behavior of class decoration, you can directly decorate "
+                "the `__init__` method and nothing else.",
+                FutureWarning,
+                stacklevel=user_depth(),
+            )
+            made: Any = func
+            made.__init__ = self(made.__init__)
+            return made
+        return cast(_F, super().__call__(cast(Any, func)))
+
+
+class _ModeContext(_DecoratorContextManager):
+    """A context manager and decorator that sets the gradient mode."""
 
     _grad: bool
 
@@ -197,60 +257,9 @@ class _ModeContext(contextlib.ContextDecorator):
     ) -> None:
         mode.grad, mode.inference = self._previous.pop()
 
-    def _recreate_cm(self) -> Self:
-        return self.clone()
 
-    def clone(self) -> Self:
-        """Return a fresh context of the same kind."""
-        return self.__class__()
-
-    def __call__(self, func: _F) -> _F:
-        import inspect
-
-        if inspect.isgeneratorfunction(func):
-
-            @functools.wraps(func)
-            def generator(*args: object, **kwargs: object) -> Generator[object, object, object]:
-                """Run the generator, each step of it in the mode."""
-                running = func(*args, **kwargs)
-                # What the caller did at the last `yield`, to be passed on to the generator in the mode.
-                resume: Callable[[], object] = functools.partial(next, running)
-                try:
-                    while True:
-                        try:
-                            with self.clone():
-                                item = resume()
-                        except StopIteration as stop:
-                            return stop.value
-                        try:
-                            resume = functools.partial(running.send, (yield item))
-                        except GeneratorExit:
-                            raise
-                        except BaseException as error:
-                            resume = functools.partial(running.throw, error)
-                finally:
-                    with self.clone():
-                        running.close()
-
-            return cast(_F, generator)
-        if isinstance(func, type):
-            warnings.warn(
-                "Decorating classes is deprecated and will be disabled in future versions. You should only decorate "
-                "functions or methods. To preserve the current behavior of class decoration, you can directly decorate "
-                "the `__init__` method and nothing else.",
-                FutureWarning,
-                stacklevel=user_depth(),
-            )
-            made: Any = func
-            made.__init__ = self(made.__init__)
-            return made
-        return cast(_F, super().__call__(cast(Any, func)))
-
-
-class no_grad(_ModeContext):
-    """Operations inside are not recorded for backward."""
-
-    _grad = False
+class _NoParamDecoratorContextManager(_DecoratorContextManager):
+    """One that takes no arguments, so that `@no_grad` stands for `@no_grad()`."""
 
     @overload
     def __new__(cls, orig_func: None = None) -> Self: ...
@@ -262,6 +271,12 @@ class no_grad(_ModeContext):
             return self
         self.__init__()  # type: ignore[misc]
         return self(orig_func)
+
+
+class no_grad(_ModeContext, _NoParamDecoratorContextManager):
+    """Operations inside are not recorded for backward."""
+
+    _grad = False
 
     def __init__(self, orig_func: object = None) -> None:
         super().__init__()

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 # Any value: a leaf, or a container of such.
 PyTree: TypeAlias = Any
+Context: TypeAlias = Any
 Flatten = Callable[[PyTree], tuple[PyTree, PyTree]]
 Unflatten = Callable[[PyTree, PyTree], PyTree]
 IsLeaf = Callable[[PyTree], bool] | None
@@ -238,6 +239,30 @@ def _pairs(mapping: Mapping[PyTree, PyTree]) -> list[tuple[MappingKey, PyTree]]:
     return [(MappingKey(k), v) for k, v in mapping.items()]
 
 
+def _tuple_flatten(d: tuple[PyTree, ...]) -> tuple[list[PyTree], Context]:
+    return list(d), None
+
+
+def _tuple_flatten_with_keys(d: tuple[PyTree, ...]) -> tuple[list[PyTree], Context]:
+    return _sequence_keys(d), None
+
+
+def _tuple_unflatten(values: Iterable[PyTree], context: Context) -> tuple[PyTree, ...]:
+    return tuple(values)
+
+
+def _list_flatten(d: list[PyTree]) -> tuple[list[PyTree], Context]:
+    return d, None
+
+
+def _list_flatten_with_keys(d: list[PyTree]) -> tuple[list[PyTree], Context]:
+    return _sequence_keys(d), None
+
+
+def _list_unflatten(values: Iterable[PyTree], context: Context) -> list[PyTree]:
+    return list(values)
+
+
 def _dict_flatten(d: dict[PyTree, PyTree]) -> tuple[list[PyTree], list[PyTree]]:
     return list(d.values()), list(d)
 
@@ -262,12 +287,12 @@ def _class_of(name: str) -> PyTree:
 def _register_builtins() -> None:
     register = register_pytree_node
     register(
-        tuple, lambda d: (list(d), None), lambda parts, _: tuple(parts),
-        serialized_type_name="builtins.tuple", flatten_with_keys_fn=lambda d: (_sequence_keys(d), None),
+        tuple, _tuple_flatten, _tuple_unflatten,
+        serialized_type_name="builtins.tuple", flatten_with_keys_fn=_tuple_flatten_with_keys,
     )  # fmt: skip
     register(
-        list, lambda d: (d, None), lambda parts, _: list(parts),
-        serialized_type_name="builtins.list", flatten_with_keys_fn=lambda d: (_sequence_keys(d), None),
+        list, _list_flatten, _list_unflatten,
+        serialized_type_name="builtins.list", flatten_with_keys_fn=_list_flatten_with_keys,
     )  # fmt: skip
     register(
         dict, _dict_flatten, _dict_unflatten,

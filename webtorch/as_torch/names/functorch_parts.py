@@ -19,9 +19,11 @@ from webtorch.func import replace_all_batch_norm_modules_ as replace_all_batch_n
 from webtorch.func import vjp as vjp
 from webtorch.func import vmap as vmap
 from webtorch.func.derivatives import checked_argnums
+from webtorch.func.vmap import _get_name as _get_name
 from webtorch.nn.module import Module
 from webtorch.tensors.batching import Vmap, batch, place_of, unbatch
 from webtorch.tensors.tensor import Tensor
+from webtorch.utils._pytree import _broadcast_to_and_flatten as _broadcast_to_and_flatten
 from webtorch.utils._pytree import broadcast_leaves, tree_flatten, tree_leaves, tree_unflatten
 
 
@@ -213,6 +215,40 @@ def _set_vmap_fallback_enabled(enabled: bool) -> None:
 def is_batchedtensor(x: Tensor) -> bool:
     """Whether vmap hides a dimension of a tensor."""
     return bool(x._levels)
+
+
+def _add_batch_dim(x: Tensor, in_dim: int, level: int) -> Tensor:
+    """Return a view that hides a dimension, as the vmap of that level does."""
+    return batch(x, in_dim % x.ndim, level)
+
+
+def _remove_batch_dim(x: Tensor, level: int, batch_size: int, out_dim: int) -> Tensor:
+    """Return a view that shows a level's dimension, expanded where x lacks it."""
+    return unbatch(x, out_dim % (x.ndim + 1), level, batch_size)
+
+
+def _maybe_remove_batch_dim(
+    name: str, batched_output: object, vmap_level: int, batch_size: int, out_dim: int | None
+) -> Any:
+    """Show a level's dimension in a result of the function `name`, unless out_dim is None."""
+    if out_dim is None:
+        if isinstance(batched_output, Tensor) and is_batchedtensor(batched_output):
+            raise ValueError(
+                f"vmap({name}, ...): `{name}` can not return a BatchedTensor when out_dim is None"
+            )
+        return batched_output
+    if not isinstance(batched_output, Tensor):
+        raise ValueError(
+            f"vmap({name}, ...): `{name}` must only return Tensors, got type {type(batched_output)}. "
+            "Did you mean to set out_dims= to None for output?"
+        )
+    return _remove_batch_dim(batched_output, vmap_level, batch_size, out_dim)
+
+
+def get_unwrapped(x: Tensor) -> Tensor:
+    """Return a tensor with the dimension that the innermost vmap hides."""
+    number, size, _ = x._levels[-1]
+    return unbatch(x, place_of(x, number), number, size)
 
 
 def reshape_dim_into(src: int, dst: int, x: Tensor) -> Tensor:

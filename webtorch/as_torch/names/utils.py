@@ -1,4 +1,4 @@
-"""torch._utils: what packages use of PyTorch's helpers."""
+"""torch._utils and torch.nn.utils._named_member_accessor: what packages use of PyTorch's helpers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
+from webtorch import webgpu
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
+from webtorch.nn.module import Module
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
@@ -69,3 +71,45 @@ def _get_device_index(device: DeviceLike, optional: bool = False, allow_cpu: boo
             )
         return -1 if found.type == "cpu" else 0
     return found.index
+
+
+def _get_available_device_type() -> str | None:
+    """Return the name of the accelerator, or None."""
+    return "webgpu" if webgpu.is_available() else None
+
+
+def _get_device_module(device_type: str) -> Any:
+    """Return the module of a kind of device: torch.cuda, torch.webgpu."""
+    found = getattr(sys.modules["torch"], device_type, None)
+    if found is None:
+        raise RuntimeError(
+            f"Device '{device_type}' does not have a corresponding module registered as 'torch.{device_type}'."
+        )
+    return found
+
+
+def swap_tensor(
+    module: Module, name: str, tensor: Tensor | None, allow_missing: bool = False
+) -> Any:
+    """Put a tensor in the place of a module's parameter, buffer or attribute; return what was there."""
+    if not isinstance(module, Module):
+        raise TypeError(f"{module} is not an instance of torch.nn.Module")
+    if not isinstance(tensor, Tensor) and tensor is not None:
+        raise TypeError(f"{tensor} is not an instance of torch.Tensor")
+    if "." in name:
+        raise KeyError('tensor name can\'t contain "."')
+    if name == "":
+        raise KeyError('tensor name can\'t be empty string ""')
+    tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+    for table in tables:
+        if name in table:
+            before = table[name]
+            table[name] = tensor
+            return before
+    if not (allow_missing or hasattr(module, name)):
+        raise AttributeError(f"{module._get_name()} has no attribute `{name}`")
+    before = getattr(module, name, None)
+    if not (isinstance(before, Tensor) or before is None):
+        raise TypeError(f"attribute `{name}`: {before} is not an instance of torch.Tensor")
+    setattr(module, name, tensor)
+    return before
