@@ -255,6 +255,8 @@ def test_calls_that_run_as_usual_are_told_of() -> None:
     assert [c.text for c in step.compilations] == [
         f"ran as usual: {why}", f"ran as usual: {why}", f"ran as usual: {why}, and so will calls like it"
     ]  # fmt: skip
+    with pytest.raises(RuntimeError, match=f"its calls run as usual, as {why}"):
+        step.explain()
 
 
 def test_lazy_runs_tell_what_differs_from_the_last_of_their_form() -> None:

@@ -646,10 +646,10 @@ class CompiledFunction:
     def latest(self) -> Capture:
         """Return the capture of the latest signature. Raises RuntimeError before the first call."""
         if not self.captures:
-            raise RuntimeError(
-                "compile: nothing has been captured yet: call the function once with arguments "
-                "like those that it will get"
-            )
+            why = "call the function once with arguments like those that it will get"
+            if self.usual:
+                why = f"its calls run as usual, as {self.compilations[-1].reason}"
+            raise RuntimeError(f"compile: nothing has been captured yet: {why}")
         found = next(reversed(self.captures.values()))[0][0]
         return found if found.template is None else found.template.latest()
 
