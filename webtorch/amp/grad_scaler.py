@@ -34,7 +34,7 @@ class OptState(Enum):
     STEPPED = 2
 
 
-def _refresh_per_optimizer_state() -> dict[str, Any]:
+def _refresh_per_optimizer_state() -> dict[str, object]:
     """Return what is known of one optimizer since the last `update`: of each device a 0-d float tensor, 1 where a
     gradient was infinite or NaN.
     """

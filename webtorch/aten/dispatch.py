@@ -331,7 +331,7 @@ def _with_tensors(values: tuple[Any, Kwargs], new: Sequence[object]) -> tuple[An
     return changed(args), {name: changed(x) for name, x in kwargs.items()}
 
 
-def _classes(values: object) -> Iterator[type[Any]]:
+def _classes(values: object) -> Iterator[type[object]]:
     """Give the classes of tensors in arguments that are asked for kernels."""
     return (type(x) for x in _tensors(values) if type(x) is not Tensor and dispatches(type(x)))
 

@@ -434,7 +434,7 @@ def _convolution(rank: int, transposed: bool) -> Function:
         stride: Sequence[int] | int = 1,
         padding: Sequence[int] | int | str = 0,
         *rest: object,
-    ) -> Any:
+    ) -> object:
         """Call the operator that all convolutions are."""
         if isinstance(padding, str) or x.ndim != rank + 2:
             return NotImplemented

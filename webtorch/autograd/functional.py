@@ -365,7 +365,7 @@ def _with_hessian(
     v: object,
     create_graph: bool,
     strict: bool,
-) -> tuple[Any, Any]:
+) -> tuple[object, object]:
     """Return the value of a function, and the product of a vector with its Hessian, from the side that `name` says."""
     with enable_grad():
         several, inputs = _tuple(inputs, "inputs", name)

@@ -338,7 +338,7 @@ def _maker(x: object) -> Maker | None:
             if parts is None:
                 return None
 
-            def filled(row: list[int]) -> Any:
+            def filled(row: list[int]) -> object:
                 """Return the container with its parts at these sizes."""
                 following = iter(parts(row))
                 return rebuilt(x, lambda _: next(following))

@@ -280,7 +280,7 @@ class DataLoader(Generic[Batch]):
         self._expected = length
         return length
 
-    def _reader(self, dataset: Any = None) -> Reader:
+    def _reader(self, dataset: object = None) -> Reader:
         """Return the function of indices that reads one batch, of a copy of the dataset if one is given."""
         return Reader(
             self.dataset if dataset is None else dataset, self.collate_fn, self._auto_collation, self._iterable,
@@ -292,7 +292,7 @@ class DataLoader(Generic[Batch]):
         found = self._get_iterator()
         return found if self._expected is None else self._counted(found, self._expected)
 
-    def _counted(self, batches: Iterator[object], expected: int) -> Iterator[Any]:
+    def _counted(self, batches: Iterator[object], expected: int) -> Iterator[object]:
         """Give the batches, and warn of each one beyond the length that was told."""
         for count, batch in enumerate(batches, 1):
             if count > expected:

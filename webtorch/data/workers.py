@@ -65,7 +65,7 @@ class Reader:
         self.batched = batched
         self.iterable = iterable
         self.drop_last = drop_last
-        self.iterator: Iterator[Any] | None = None
+        self.iterator: Iterator[object] | None = None
         # Reading rows of tensors one by one, to stack them again, costs one operation a row.
         self.at_once = batch_reader(dataset) if batched and collate is default_collate else None
 

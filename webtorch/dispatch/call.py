@@ -85,7 +85,7 @@ class Callee:
         self.role, self.watch, self.find, self.like = role, watch, find, like
         self.name, self.run, self.op, self.parameters = name, run, op, parameters
         self.autocast, self.writes = autocast, writes
-        self.public: Callable[..., Any] | None = None
+        self.public: Callable[..., object] | None = None
 
     def publish(self, function: Callable[..., object]) -> None:
         """Take the function that users hold, which from now on tells what its calls are of."""
@@ -275,7 +275,7 @@ def install_again(function: Again) -> None:
     _once_more = function
 
 
-def _again(callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Callable[[], Any]:
+def _again(callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Callable[[], object]:
     """Return how the call that has just failed is made once more, by `run`. Raises its error again if it is not."""
     found = _once_more(callee, run, args, kwargs)
     if found is None:
@@ -366,7 +366,7 @@ def dispatched(
         # A script has no part in it.
         is_fact = callee.role == "fact"
 
-        def called(*args: object, **kwargs: object) -> Any:
+        def called(*args: object, **kwargs: object) -> object:
             """Call the function, or the interpreters that are on."""
             if active.count and (active.others or not is_fact):
                 return call(callee, args, kwargs)
@@ -379,7 +379,7 @@ def dispatched(
         public: Callable[..., object] = called
         if names == ["self"]:
 
-            def public(self: object) -> Any:
+            def public(self: object) -> object:
                 """Call the method, or the interpreters that are on."""
                 if active.count and (active.others or not is_fact):
                     return call(callee, (self,), {})
@@ -387,7 +387,7 @@ def dispatched(
 
         elif positional and len(names) == 2:
 
-            def public(self: object, other: object) -> Any:
+            def public(self: object, other: object) -> object:
                 """Call the method, or the interpreters that are on."""
                 if active.count:
                     return call(callee, (self, other), {})

@@ -107,7 +107,10 @@ def all_reduce(
 
 
 def all_reduce_coalesced(
-    tensors: Sequence[Tensor], op: Any = ReduceOp.SUM, group: Group = None, async_op: bool = False
+    tensors: Sequence[Tensor],
+    op: object = ReduceOp.SUM,
+    group: Group = None,
+    async_op: bool = False,
 ) -> Work | None:
     """Reduce several tensors, as `all_reduce` does one."""
     _tensors(tensors, "tensor")
@@ -122,7 +125,7 @@ def all_reduce_coalesced(
 def reduce(
     tensor: Tensor,
     dst: int | None = None,
-    op: Any = ReduceOp.SUM,
+    op: object = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
@@ -270,7 +273,7 @@ def scatter(
 def reduce_scatter(
     output: Tensor,
     input_list: Sequence[Tensor],
-    op: Any = ReduceOp.SUM,
+    op: object = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:
@@ -295,7 +298,7 @@ def reduce_scatter(
 def reduce_scatter_tensor(
     output: Tensor,
     input: Tensor,
-    op: Any = ReduceOp.SUM,
+    op: object = ReduceOp.SUM,
     group: Group = None,
     async_op: bool = False,
 ) -> Work | None:

@@ -66,7 +66,7 @@ def gather_object(
     mine = found.rank() == root
     if mine and object_gather_list is None:
         raise ValueError("Argument ``object_gather_list`` must be specified on destination rank.")
-    gathered: list[Any] = []
+    gathered: list[object] = []
     all_gather_object(gathered, obj, found)
     if mine and object_gather_list is not None:
         object_gather_list[:] = gathered

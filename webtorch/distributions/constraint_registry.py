@@ -18,7 +18,7 @@ class ConstraintRegistry:
     """A table from classes of constraints to functions that make a transform for one."""
 
     def __init__(self) -> None:
-        self._registry: dict[type, Callable[[Any], transforms.Transform]] = {}
+        self._registry: dict[type, Callable[[object], transforms.Transform]] = {}
         super().__init__()
 
     def register(self, constraint: Any, factory: Any = None) -> Any:

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-def broadcast_all(*values: Any) -> tuple[Tensor, ...]:
+def broadcast_all(*values: object) -> tuple[Tensor, ...]:
     """Return the values as tensors of one shape; numbers take the dtype and device of the first tensor.
 
     Raises ValueError for what is neither a tensor nor a number.

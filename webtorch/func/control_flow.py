@@ -85,7 +85,7 @@ def _cannot_be_read(pred: webtorch.Tensor) -> bool:
     return bool(pred._levels) or pred.is_meta or pred._storage.runtime.capturing
 
 
-def _run(name: str, function: Callable[..., Any], operands: Any) -> Any:
+def _run(name: str, function: Callable[..., Any], operands: Any) -> object:
     """Return the function's result, without tensors that are memory of an operand."""
     given = [x for x in tree_flatten(operands)[0] if isinstance(x, _Tensor)]
     before = [x._counter.version for x in given]

@@ -239,7 +239,7 @@ def _replaced(
 # ---------------------------------------------------------------------------------------------------
 
 
-def _parts(result: object, has_aux: bool, name: str) -> tuple[Any, Any]:
+def _parts(result: object, has_aux: bool, name: str) -> tuple[object, object]:
     """Return (output, aux) of a function's result; aux is None without has_aux."""
     if not has_aux:
         return result, None

@@ -146,7 +146,7 @@ def _with_ellipsis(labels: list[object], dims: range) -> list[Any]:
     return [*labels[:at], *dims, *labels[at + 1 :]]
 
 
-def _tokens(part: str) -> list[Any]:
+def _tokens(part: str) -> list[object]:
     """Return the subscripts of one operand, `...` for an ellipsis."""
     found: list[object] = []
     i = 0
@@ -169,7 +169,7 @@ def _tokens(part: str) -> list[Any]:
     return found
 
 
-def _sublist(given: Sequence[object]) -> list[Any]:
+def _sublist(given: Sequence[object]) -> list[object]:
     """Return the subscripts of a list of numbers, as letters so that they sort as PyTorch's do."""
     found: list[object] = []
     for label in given:

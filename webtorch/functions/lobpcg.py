@@ -33,7 +33,7 @@ class Iteration:
         self.X: Any = X
         self.E: Any = None
         self.R: Any = None
-        self.S: Any = None
+        self.S: object = None
         self.ivars: dict[str, int] = {"istep": 0, "converged_count": 0}
         self.fvars: dict[str, float] = {}
         self.bvars: dict[str, bool] = {"force_stop": False}

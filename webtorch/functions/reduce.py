@@ -556,7 +556,7 @@ def one_of_all(x: Tensor, find: Callable[[Tensor], Tensor]) -> Tensor:
     return find(x)
 
 
-def _select(name: str, input: Tensor, dim: object, keepdim: bool, other: Tensor | None) -> Any:
+def _select(name: str, input: Tensor, dim: object, keepdim: bool, other: Tensor | None) -> object:
     """Return what max and min do in their three forms."""
     if other is not None or (is_tensor(dim) and dim is not None):
         pair = maximum if name == "max" else minimum

@@ -59,7 +59,7 @@ _sources = _Sources()
 
 def _forward_from_src(
     src: str, names: dict[str, Any], origin: Mapping[str, object] | None = None
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """Return the function that a text defines as `forward`."""
     own = dict(names)
     key = _sources.keep(src, own, origin or {})

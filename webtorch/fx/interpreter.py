@@ -30,7 +30,7 @@ class Interpreter:
         self.module = module
         self.submodules = dict(module.named_modules())
         self.graph: Graph = module.graph if graph is None else graph
-        self.env: dict[Node, Any] = {}
+        self.env: dict[Node, object] = {}
         self.name = "Interpreter"
         self.garbage_collect_values = garbage_collect_values
         self.extra_traceback = True

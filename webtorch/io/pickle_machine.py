@@ -188,7 +188,7 @@ class _Machine:
         self.names, self.persistent, self.build, self.refuse = names, persistent, build, refuse
         self.given = [x.value for x in names.values() if isinstance(x, Given)]
         self.stack: list[Any] = []
-        self.memo: dict[int, Any] = {}
+        self.memo: dict[int, object] = {}
 
     def run(self, data: bytes) -> object:
         """Run a pickle's opcodes; return the value that is left at STOP."""

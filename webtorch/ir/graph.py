@@ -98,7 +98,7 @@ class Form:
         # What a runtime knows of the programs that compute one by itself.
         self.programs: dict[object, Any] = {}
         # That of the last one, where the backend computes values as one call.
-        self.latest: Any = None
+        self.latest: object = None
 
 
 class Node:

@@ -47,14 +47,14 @@ def scripted(obj: T) -> T:
     return cast("T", twin)
 
 
-def _new(kind: type) -> Any:
+def _new(kind: type) -> object:
     """Return an empty module of a class, with TorchScript's errors."""
     return object.__new__(_class(kind))
 
 
 @functools.cache
 def _class(kind: Any) -> type:
-    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+    def __reduce_ex__(self: Any, protocol: Any) -> object:
         made = kind.__reduce_ex__(self, protocol)
         known = made[1][:1] == (type(self),)
         return (_new, (kind,), *made[2:]) if known else made
@@ -64,7 +64,7 @@ def _class(kind: Any) -> type:
     return type(kind)(kind.__name__, (ScriptModule, kind), {**names, **own})
 
 
-def _watched(func: Any) -> Any:
+def _watched(func: Any) -> object:
     """Return a function that raises TorchScript's errors where `func` raises its own."""
 
     @functools.wraps(func)

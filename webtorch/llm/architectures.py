@@ -284,7 +284,7 @@ def _sliding(data: Mapping[str, Any], found: Architecture, layers: int) -> tuple
 
 
 def _ropes(
-    data: Mapping[str, Any], out: Mapping[str, Any], found: Architecture
+    data: Mapping[str, object], out: Mapping[str, object], found: Architecture
 ) -> tuple[Rope, Rope | None]:
     """Return the rotary places of a config.json: of all layers, and of those with a window if they differ."""
     entries = given(data, "rope_parameters", "rope_scaling", default={})
@@ -392,7 +392,7 @@ def config_from_gguf(
     return _made(out, file)
 
 
-def _one(value: object, name: str, file: str) -> Any:
+def _one(value: object, name: str, file: str) -> object:
     """Return a number that may stand once for each layer."""
     if not isinstance(value, list):
         return value

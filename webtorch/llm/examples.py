@@ -57,7 +57,7 @@ def read_lines(path: FilePath) -> list[dict[str, Any]]:
     return out
 
 
-def _messages(found: Sequence[Mapping[str, Any]]) -> list[Message]:
+def _messages(found: Sequence[Mapping[str, object]]) -> list[Message]:
     out = []
     for m in found:
         role, content = m.get("role", m.get("from")), m.get("content", m.get("value"))
@@ -119,7 +119,10 @@ class _Reader:
 
 
 def examples_of(
-    model: LanguageModel, lines: Iterable[Mapping[str, Any]], longest: int, file: str = "the data"
+    model: LanguageModel,
+    lines: Iterable[Mapping[str, object]],
+    longest: int,
+    file: str = "the data",
 ) -> list[Example]:
     """Return lines as examples of at most `longest` tokens, cut at their end.
 

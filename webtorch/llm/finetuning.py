@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from webtorch.autograd.grad_mode import no_grad
 from webtorch.errors import OutOfMemoryError
@@ -246,7 +245,7 @@ def _stream(
 
 def finetune(
     model: LanguageModel,
-    data: FilePath | Iterable[Mapping[str, Any]],
+    data: FilePath | Iterable[Mapping[str, object]],
     output: FilePath | None = None,
     options: Finetuning | None = None,
     *,

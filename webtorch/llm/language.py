@@ -104,7 +104,7 @@ class LanguageModel:
 
     # ---- text
 
-    def prompt(self, messages: Sequence[Message], **names: Any) -> list[int]:
+    def prompt(self, messages: Sequence[Message], **names: object) -> list[int]:
         """Return the tokens of a conversation, with the beginning of an answer.
 
         names: what the template may read besides (tools). Raises TemplateError where it refuses.
@@ -123,7 +123,7 @@ class LanguageModel:
     def chat(
         self, messages: Sequence[Message], sampling: Sampling | None = None, *, most: int | None = None,
         stop: Sequence[str] = (), grammar: Grammar | None = None, likely: bool = False, begun: str = "",
-        shown: Collection[str] = (), **names: Any,
+        shown: Collection[str] = (), **names: object,
     ) -> Answer:  # fmt: skip
         """Return the answer to a conversation; arguments as of `generate`, `names` as of `prompt`.
 

@@ -276,7 +276,7 @@ def _messages(body: Json) -> list[Message]:
     return out
 
 
-def _said_calls(calls: Any) -> list[Json]:
+def _said_calls(calls: object) -> list[Json]:
     """Return the calls of a message as templates read them: arguments are an object."""
     out: list[Json] = []
     for call in calls if isinstance(calls, list) else [None]:

@@ -102,7 +102,7 @@ def _environment() -> Any:
             self.count()
             return super().call(*given, **names)
 
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> object:
             """Compute a product, a power or a remainder, of what is no longer than it may be."""
             if _length(operator, left, right) > _MOST_SIZE:
                 raise jinja2.TemplateError(f"what {operator!r} gives is too long")

@@ -39,7 +39,7 @@ class Form:
         whole = {"type": "array", "items": one, "minItems": 1, "maxItems": most}
         return Grammar.of_schema(whole if self.listed else one, plain=True)
 
-    def _schema(self, function: dict[str, Any], number: int) -> dict[str, Any]:
+    def _schema(self, function: dict[str, Any], number: int) -> dict[str, object]:
         path = f"{'/items' if self.listed else ''}/anyOf/{number}/properties/{self.arguments}"
         told = function.get("parameters") or {"type": "object", "properties": {}}
         return {
@@ -78,7 +78,7 @@ class Form:
         return Call(value["name"], text)
 
 
-def _moved(schema: Any, path: str) -> Any:
+def _moved(schema: object, path: str) -> object:
     """Return a schema whose references are to parts of it, for a place within another one."""
     if isinstance(schema, list):
         return [_moved(s, path) for s in schema]

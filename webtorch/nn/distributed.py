@@ -537,7 +537,7 @@ class DistributedDataParallel(Module, Joinable):
         if sync:
             self._reducer.shadow(self.find_unused_parameters or self.static_graph)
 
-    def _get_ddp_logging_data(self) -> dict[str, Any]:
+    def _get_ddp_logging_data(self) -> dict[str, object]:
         """Return what the buckets are."""
         sizes = [sum(p.numel() * p.dtype.itemsize for p in b) for b in self._reducer.buckets]
         return {"bucket_sizes": ", ".join(map(str, sizes)), "world_size": self.process_group.size()}

@@ -55,7 +55,7 @@ class RemovableHandle:
     def __setstate__(self, state: tuple[Any, int, list[Any]]) -> None:
         """Take back what `__getstate__` returned; dicts that are gone stay gone."""
         hooks, self.id, extra = state
-        gone: OrderedDict[int, Any] = OrderedDict()
+        gone: OrderedDict[int, object] = OrderedDict()
         self.hooks_dict_ref = weakref.ref(gone if hooks is None else hooks)
         self.extra_dict_ref = [weakref.ref(gone if one is None else one) for one in extra]
         # Ids stay unique in a process that reads handles of another one.

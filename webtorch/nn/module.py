@@ -700,7 +700,7 @@ class Module:
 
     def _run_pre_hooks(
         self, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> tuple[tuple[object, ...], dict[str, Any]]:
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return the arguments as the forward pre-hooks leave them."""
         both = itertools.chain(GLOBAL.forward_pre.items(), self._forward_pre_hooks.items())
         for key, hook in list(both):

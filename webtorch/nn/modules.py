@@ -10,7 +10,6 @@ import inspect
 import sys
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import Any
 
 __all__: list[str] = []
 # PyTorch's file -> ours, whose classes it has.
@@ -40,10 +39,10 @@ _FILES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _ntuple(count: int) -> Callable[[Any], tuple[Any, ...]]:
+def _ntuple(count: int) -> Callable[[object], tuple[object, ...]]:
     """Return the function that makes one number, or an iterable, a tuple of `count`."""
 
-    def parse(value: object) -> tuple[Any, ...]:
+    def parse(value: object) -> tuple[object, ...]:
         """Return an iterable as a tuple, or one value `count` times."""
         return tuple(value) if isinstance(value, Iterable) else (value,) * count
 

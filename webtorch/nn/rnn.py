@@ -273,7 +273,9 @@ class RNNBase(Module):
             return out.squeeze(batch_dim), _each(hidden, lambda h: h.squeeze(1))
         return out, hidden
 
-    def _forward_packed(self, sequence: PackedSequence, hx: object) -> tuple[PackedSequence, Any]:
+    def _forward_packed(
+        self, sequence: PackedSequence, hx: object
+    ) -> tuple[PackedSequence, object]:
         """Run over packed steps; states are in the order of the batch before packing."""
         data, batch_sizes, sorted_indices, unsorted_indices = sequence
         if hx is None:

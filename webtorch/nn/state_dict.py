@@ -75,7 +75,7 @@ def save_tree(
     if destination is None:
         destination = OrderedDict()
         destination._metadata = OrderedDict()  # type: ignore[attr-defined]
-    local_metadata: dict[str, Any] = {"version": owner._version}
+    local_metadata: dict[str, object] = {"version": owner._version}
     if hasattr(destination, "_metadata"):
         destination._metadata[prefix[:-1]] = local_metadata
     for hook in owner._state_dict_pre_hooks.values():

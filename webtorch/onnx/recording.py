@@ -207,7 +207,7 @@ listener = Listener()
 install("listen", listener)
 
 
-def _given(callee: Callee, args: Args, kwargs: Kwargs) -> dict[str, Any] | None:
+def _given(callee: Callee, args: Args, kwargs: Kwargs) -> dict[str, object] | None:
     """Return the arguments of a call by their names; None where the calls that it makes are noted."""
     if isinstance(callee.op, Elementwise):
         count = len(callee.op.tensors)

@@ -26,7 +26,7 @@ class _Look(threading.local):
         self.demands: list[tuple[Any, Callable[[], object]]] = []
         # What the watched call asks of values, with the nodes that hold these, for whoever makes such calls again
         # without it (`tensors/values.py`); None where nobody does.
-        self.asked: list[tuple[Any, tuple[Any, ...]]] | None = None
+        self.asked: list[tuple[object, tuple[object, ...]]] | None = None
 
 
 look = _Look()

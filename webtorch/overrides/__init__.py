@@ -100,7 +100,10 @@ def wrap_torch_function(
 
 
 def redispatch_function(
-    func: Callable[..., Any], types: Iterable[type[object]], args: Sequence[object], kwargs: Any
+    func: Callable[..., object],
+    types: Iterable[type[object]],
+    args: Sequence[object],
+    kwargs: object,
 ) -> Any:
     """Call a function within a `__torch_function__` without asking for this call; what it calls asks."""
     return override.unasked(func, types, args, kwargs)

@@ -501,7 +501,7 @@ def _uncounted(compose: Kernel) -> Kernel:
     is known.
     """
 
-    def composed(*args: object, **kwargs: object) -> Any:
+    def composed(*args: object, **kwargs: object) -> object:
         """Compose the operator."""
         ahead = device.runtime().ahead
         calls, ahead.calls = ahead.calls, 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ _composite = torch._C.DispatchKey.CompositeImplicitAutograd
 _recorded = functools.partial(_matmul._op_dk, torch._C.DispatchKey.Autograd)
 
 
-def _product(a: torch.Tensor, b: torch.Tensor) -> Any:
+def _product(a: torch.Tensor, b: torch.Tensor) -> object:
     """Return a product with one node for its gradient; of two matrices PyTorch makes one."""
     dims = a.dim(), b.dim()
     if min(dims) < 2 or max(dims) == 2 or a.dtype is not b.dtype:
@@ -122,7 +122,7 @@ def _turned(words: str) -> _Turned | None:
 
 def _sum_of_products(
     words: str, tensors: Sequence[torch.Tensor], *, path: Sequence[int] | None = None
-) -> Any:
+) -> object:
     """Return a sum of products: where it is one product of matrices, as that."""
     found = _turned(words)
     if found is not None:

@@ -73,7 +73,7 @@ def _linear_backward(
 
 def _split(
     query: DTensorSpec, key: DTensorSpec, mask: DTensorSpec | None
-) -> list[tuple[Any, Any, Any]]:
+) -> list[tuple[object, object, object]]:
     """Return how attention may be split: its operands, what it returns with heads behind places, and its mask."""
     from torch.distributed.tensor import Replicate, Shard
 
@@ -84,7 +84,7 @@ def _split(
     return [(how, out, None if mask is None else _of_mask(mask, how)) for how, out in ways]
 
 
-def _of_mask(mask: DTensorSpec, how: Any) -> Any:
+def _of_mask(mask: DTensorSpec, how: Any) -> object:
     """Return how a mask lies where operands, of four dims, lie so: its dims are the last of these."""
     from torch.distributed.tensor import Replicate, Shard
 

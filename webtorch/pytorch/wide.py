@@ -58,7 +58,7 @@ def _refused(x: Tensor) -> Tensor:
     return x if _is_whole(x) else cast(x, webtorch_dtype(TO_TORCH[get_default_dtype()]))
 
 
-def placed(function: Callable[..., Any]) -> Callable[..., Any]:
+def placed(function: Callable[..., object]) -> Callable[..., Any]:
     """Return a meaning that is computed where its operands can be."""
 
     def run(*values: object, **options: object) -> object:

@@ -12,7 +12,7 @@ from webtorch.sparse.tensor import Pattern, SparseTensor
 from webtorch.tensors.formats import sparse_coo
 
 
-def as_sparse_gradcheck(gradcheck: Callable[..., Any]) -> Callable[..., Any]:
+def as_sparse_gradcheck(gradcheck: Callable[..., object]) -> Callable[..., Any]:
     """Return a gradient check that takes sparse inputs and results: what it checks are their values.
 
     With masked=True of an input the values that it keeps; else it is checked with a value at every place.
@@ -33,7 +33,7 @@ def as_sparse_gradcheck(gradcheck: Callable[..., Any]) -> Callable[..., Any]:
             patterns.append(source.pattern() if trained else None)
             points.append(dense.clone(source.kept).requires_grad_() if trained else x)
 
-        def of_values(*args: Any) -> Any:
+        def of_values(*args: Any) -> object:
             """Call the function with sparse tensors of the values."""
             out = func(
                 *(a if p is None else p.filled(a) for a, p in zip(args, patterns, strict=True))

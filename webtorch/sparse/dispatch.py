@@ -74,7 +74,7 @@ def _on_values(op: Op, input: SparseTensor, *args: object, **kwargs: object) -> 
     return cast(SparseTensor, x.like(values, op.name.title().replace("_", "")))
 
 
-def _written(name: str, out: Tensor, made: Any) -> Any:
+def _written(name: str, out: Tensor, made: Any) -> object:
     """Return a tensor that takes what was made. Raises RuntimeError where it cannot."""
     if not isinstance(out, SparseTensor):
         return store_in(out, made, name) if not isinstance(made, SparseTensor) else out.copy_(made)

@@ -116,10 +116,10 @@ def _options(
     sparse_dim: int | None = None,
     *,
     layout: Layout | None = None,
-    blocksize: Any = None,
+    blocksize: object = None,
     dense_dim: int | None = None,
     sparseDims: int | None = None,
-) -> tuple[int | None, Layout | None, Any, int | None]:
+) -> tuple[int | None, Layout | None, object, int | None]:
     return sparse_dim if sparse_dim is not None else sparseDims, layout, blocksize, dense_dim
 
 

@@ -412,7 +412,7 @@ def new(x: SparseTensor, *args: Any, device: DeviceLike = None) -> Tensor:
 
 def _new(name: str) -> None:
     @rule(f"new_{name}")
-    def new_of(x: SparseTensor, *size: Any, **options: Any) -> Tensor:
+    def new_of(x: SparseTensor, *size: object, **options: object) -> Tensor:
         """Return a tensor of other sizes without values."""
         kept = {"dtype": x.dtype, "device": x.device, "layout": x.layout}
         given = {n: v for n, v in options.items() if v is not None and n != "size"}

@@ -42,7 +42,7 @@ def why_missing(place: str, name: str) -> str:
 def missing_names(module: str, place: str) -> Any:
     """Return the `__getattr__` of a module of the public surface: it says what is known of names that are not there."""
 
-    def find(name: str) -> Any:
+    def find(name: str) -> object:
         """Raise MissingName."""
         raise MissingName(sys.modules[module], place, name)
 

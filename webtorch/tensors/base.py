@@ -111,7 +111,7 @@ class TensorBase(Layouts, TensorMethods):
         # Counts how often an in-place operation gave this tensor a new gradient function.
         self._history = 0
         self._hooks: dict[int, Callable[..., Any]] | None = None
-        self._post_accumulate: dict[int, Callable[..., Any]] | None = None
+        self._post_accumulate: dict[int, Callable[..., object]] | None = None
         self._retains = False
         self._accumulate: weakref.ref[Any] | None = None
         self._inference = mode.inference

@@ -45,7 +45,7 @@ class Level:
         )
         # Storages with a tangent, and those that stand for the same memory without it; the levels at which
         # both have the same tangents.
-        self.twins: list[tuple[weakref.ref[Any], weakref.ref[Any], tuple[Level, ...]]] = []
+        self.twins: list[tuple[weakref.ref[object], weakref.ref[object], tuple[Level, ...]]] = []
 
     def __contains__(self, x: Tensor) -> bool:
         return x._storage in self.tangents

@@ -285,7 +285,7 @@ class Watched:
 _GRADIENT = operator.attrgetter("_grad")
 
 
-def options_in(group: Mapping[str, Any]) -> dict[str, Any]:
+def options_in(group: Mapping[str, object]) -> dict[str, Any]:
     """Return what of a group is no parameter, nor the names of these."""
     return {k: v for k, v in group.items() if k != "params" and k != "param_names"}
 
@@ -363,7 +363,7 @@ class TracedOptions:
     def __init__(self, groups: Iterable[dict[str, object]]) -> None:
         self.groups = list(groups)
         self.before = [dict(group) for group in self.groups]
-        self.plain: list[dict[str, Any]] = []
+        self.plain: list[dict[str, object]] = []
         self.shown: list[dict[str, Any]] = []
 
     def show(self) -> None:

@@ -60,7 +60,7 @@ from webtorch.tensors.writing import check_own_storage, write
 def record(
     kind: str,
     inputs: Sequence[Tensor],
-    attrs: tuple[Any, ...],
+    attrs: tuple[object, ...],
     scalars: tuple[Scalar, ...],
     shape: tuple[int, ...],
     dtype: DType,

@@ -259,7 +259,7 @@ class GradFn:
     @property
     def metadata(self) -> dict[Any, Any]:
         """A dict for the user's own notes."""
-        notes: dict[Any, object] = self.__dict__.setdefault("_notes", {})
+        notes: dict[object, object] = self.__dict__.setdefault("_notes", {})
         return notes
 
     def __repr__(self) -> str:
@@ -371,7 +371,7 @@ def _of_call(fn: GradFn, name: str) -> object:
     raise AttributeError(f"'{fn.title}' object has no attribute '{name}'")
 
 
-def _known_of(fn: GradFn) -> Callable[[Any], Called] | None:
+def _known_of(fn: GradFn) -> Callable[[object], Called] | None:
     """Return what tells of a function's `static` what is known of its call."""
     if fn.rule is _of_one:
         return _of_parameters

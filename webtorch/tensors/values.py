@@ -151,7 +151,7 @@ def check_values(x: Tensor, check: Check, *given: object) -> None:
 
 
 def check_again(
-    node: Node, read: Callable[..., Any], view: tuple[Any, ...], check: Check, *given: object
+    node: Node, read: Callable[..., object], view: tuple[object, ...], check: Check, *given: object
 ) -> None:
     """Check the values of a node that lie as those did of which the check was noted, if they are computed."""
     if node.kind == "buffer" and (known := read(node.buffer, *view)) is not None:
@@ -189,7 +189,7 @@ def asking(ask: Callable[..., object], run: Run) -> Run:
     call, nobody asks, and the next read raises.
     """
 
-    def asked(args: Args, kwargs: Kwargs) -> Any:
+    def asked(args: Args, kwargs: Kwargs) -> object:
         """Ask, and call."""
         if not tracing.active:
             # A `with` would take a third of the time that remembered calls take.

@@ -705,7 +705,7 @@ def tree_map_with_path(
 # -- forms as texts ----------------------------------------------------------------------------------------------------
 
 
-def _as_json(spec: TreeSpec) -> dict[str, Any]:
+def _as_json(spec: TreeSpec) -> dict[str, object]:
     if spec.type is None:
         return {"type": None, "context": None, "children_spec": []}
     known = _SERIALIZED.get(spec.type)

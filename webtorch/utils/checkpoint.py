@@ -274,7 +274,7 @@ def _drawn_again(random: _Random) -> Iterator[None]:
 # ---- the second computation -------------------------------------------------------------------------
 
 
-def _again(args: Sequence[object]) -> list[Any]:
+def _again(args: Sequence[object]) -> list[object]:
     """Return the tensors among `args` times one.
 
     Equal values that are not the same graph nodes: the compiler computes equal nodes once, and
@@ -409,7 +409,7 @@ class _Frame(Part):
         # Saved number -> value, from the second computation until backward has used it.
         self.values: dict[int, Tensor] = {}
         # Saved number -> the backward pass that used it last.
-        self.served: dict[int, weakref.ref[Any]] = {}
+        self.served: dict[int, weakref.ref[object]] = {}
         # Whether forward has ended.
         self.complete = False
 

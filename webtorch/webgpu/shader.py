@@ -85,7 +85,7 @@ class ShaderLibrary:
                 f"compile_shader(): argument 'source' must be str, not {type(source).__name__}"
             )
         self._reader = Reader(source)
-        self._compiled: dict[tuple[Runtime, str], Any] = {}
+        self._compiled: dict[tuple[Runtime, str], object] = {}
         _check_device("compile_shader", runtime)
         self.compiled(runtime, source)
         try:

@@ -25,8 +25,8 @@ _tensor_list_t = Tensor | list[Tensor]
 _maybe_indices_t = Tensor | tuple[Tensor, Tensor]
 
 
-def _ntuple(n: int, name: str = "parse") -> Callable[[Any], tuple[Any, ...]]:
-    def parse(x: object) -> tuple[Any, ...]:
+def _ntuple(n: int, name: str = "parse") -> Callable[[object], tuple[object, ...]]:
+    def parse(x: object) -> tuple[object, ...]:
         """Return an iterable as a tuple, or one value n times."""
         return tuple(x) if isinstance(x, Iterable) else tuple(repeat(x, n))
 
@@ -40,11 +40,11 @@ _triple = _ntuple(3, "_triple")
 _quadruple = _ntuple(4, "_quadruple")
 
 
-def _reverse_repeat_tuple(t: tuple[object, ...], n: int) -> tuple[Any, ...]:
+def _reverse_repeat_tuple(t: tuple[object, ...], n: int) -> tuple[object, ...]:
     return tuple([x for x in reversed(t) for _ in range(n)])
 
 
-def _list_with_default(out_size: Any, defaults: list[int]) -> Any:
+def _list_with_default(out_size: Any, defaults: list[int]) -> object:
     if isinstance(out_size, int):
         return out_size
     if len(defaults) <= len(out_size):

@@ -190,7 +190,7 @@ _ConvBackend = enum.Enum(
 def _select_conv_backend(
     input: Tensor, weight: Tensor, bias: object, stride: Sequence[int], padding: object, dilation: Sequence[int],
     transposed: bool, output_padding: Sequence[int], groups: int, *_: object,
-) -> Any:  # fmt: skip
+) -> object:  # fmt: skip
     """Return which of its kernels PyTorch would take without libraries of others: they compute the same."""
     if not input.numel() or not weight.numel():
         return _ConvBackend.Empty

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 from webtorch.as_torch.names import functorch_parts as parts
 from webtorch.ir.lines import user_depth
@@ -26,7 +25,7 @@ def warn_deprecated(api: str, new_api: str | None = None) -> None:
     warnings.warn(get_warning(api, new_api), FutureWarning, stacklevel=user_depth())
 
 
-def _warning(function: Callable[..., Any], new_api: str | None = None) -> Callable[..., Any]:
+def _warning(function: Callable[..., object], new_api: str | None = None) -> Callable[..., object]:
     @functools.wraps(function)
     def called(*args: object, **kwargs: object) -> object:
         """Warn, and call."""

@@ -39,5 +39,5 @@ def boolean_dispatch(
     return choose
 
 
-def _overload_method(func: object) -> Any:
+def _overload_method(func: object) -> object:
     return func

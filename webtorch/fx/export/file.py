@@ -597,7 +597,7 @@ class _Reader:
             return x
         raise NotImplementedError(f"torch.export.load: an argument that is {kind}: {x}")
 
-    def _reference(self, x: Json) -> Any:
+    def _reference(self, x: Json) -> object:
         """Return a node by its name, or the number that stands in its place."""
         if "as_tensor" in x:
             return self.nodes[x["as_tensor"]["name"]]

@@ -18,7 +18,7 @@ from webtorch.runtime.backends.cpu import numpy_math
 from webtorch.runtime.backends.cpu.memory import Array
 
 
-def _typed(kind: str) -> Callable[[Any], object]:
+def _typed(kind: str) -> Callable[[object], object]:
     target = np.dtype(kind).type
 
     def convert(x: Any) -> Any:

@@ -515,7 +515,7 @@ def function(owner: type[object], known: type[object]) -> Callable[..., Any] | N
     return _functions[owner]
 
 
-def _made(owner: type[object], known: type[object]) -> Callable[..., Any] | None:
+def _made(owner: type[object], known: type[object]) -> Callable[..., object] | None:
     classes = {
         "OWNER": owner, "NODE": Node, "FORM": Form, "KNOWN": known, "BUFFER": CpuBuffer, "BLOCK": Block
     }  # fmt: skip

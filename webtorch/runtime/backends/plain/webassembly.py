@@ -57,9 +57,9 @@ def machine() -> Machine | None:
     if sys.platform != "emscripten":
         return None
     try:
-        js: Any = importlib.import_module("js")
-        page: Any = importlib.import_module("pyodide_js")
-        to_js: Any = importlib.import_module("pyodide.ffi").to_js
+        js: object = importlib.import_module("js")
+        page: object = importlib.import_module("pyodide_js")
+        to_js: object = importlib.import_module("pyodide.ffi").to_js
         env = js.Object.new()
         env.memory = page._module.memory
         for name in LIBRARY:
@@ -73,7 +73,7 @@ def machine() -> Machine | None:
         # Another Python in WebAssembly, or another Pyodide than the one that this was written for.
         return None
 
-    def instantiate(code: bytes) -> Any:
+    def instantiate(code: bytes) -> object:
         """Return the functions of a module."""
         made = js.WebAssembly.Module.new(to_js(code))
         return js.WebAssembly.Instance.new(made, imports).exports
