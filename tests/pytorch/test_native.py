@@ -76,7 +76,8 @@ def _plan(call: Call, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, list[Node]
 
 
 def _slots(x: Any, without: set[str]) -> dict[str, Any]:
-    return {n: getattr(x, n) for n in type(x).__slots__ if n not in without | {"__weakref__"}}
+    names = [n for n in type(x).__slots__ if n not in without | {"__weakref__"}]
+    return {n: getattr(x, n) for n in names if hasattr(x, n)}
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -966,17 +966,13 @@ def _cotangents(roots: list[Tensor | GradientEdge], given: list[Tensor | None]) 
             place = device_of(runtime)
         elif not root.requires_grad:
             raise RuntimeError(
-                f"element {i} of tensors does not require grad and does not have a grad_fn: set requires_grad on what "
-                "it is computed from, and not under torch.no_grad()"
+                f"element {i} of tensors does not require grad and does not have a grad_fn"
             )
         else:
             shape, dtype, place = root._shape, root.dtype, root.device
         if g is None:
             if numel(shape) != 1:
-                raise RuntimeError(
-                    f"grad can be implicitly created only for scalar outputs, and this one has shape {list(shape)}: "
-                    "reduce it, as with .sum(), or give its gradient"
-                )
+                raise RuntimeError("grad can be implicitly created only for scalar outputs")
             if dtype.is_complex:
                 raise RuntimeError(
                     f"grad can be implicitly created only for real scalar outputs but got {dtype}"

@@ -70,8 +70,7 @@ def check_graph(x: Tensor) -> None:
             x._refuse_write()
         if base is None and x.requires_grad and x.is_leaf:
             raise RuntimeError(
-                "a leaf Variable that requires grad is being used in an in-place operation. Write it under "
-                "torch.no_grad(), or use an out-of-place operation."
+                "a leaf Variable that requires grad is being used in an in-place operation."
             )
         if base is not None and any(t.requires_grad and t.is_leaf for t in (x, base)):
             raise RuntimeError(
