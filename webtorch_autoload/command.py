@@ -12,6 +12,7 @@ def loading() -> None:
     usual = sys.excepthook
 
     def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """Show an error that nothing caught."""
         if kind is KeyboardInterrupt:
             sys.stderr.write("webtorch: interrupted\n")
         else:

@@ -333,6 +333,7 @@ def infer_schema(
         )
 
     def refuse(what: str) -> NoReturn:
+        """Raise ValueError in PyTorch's words."""
         raise ValueError(f"infer_schema(func): {what} Got func with signature {signature})")
 
     def meant(annotation: object) -> Any:
