@@ -186,9 +186,9 @@ class _Cursor:
 class _File:
     """One file: its bytes, `metadata`, and `entries` by name."""
 
-    def __init__(self, path: FilePath, part: int = 0) -> None:
+    def __init__(self, path: FilePath) -> None:
         """Map the file and read all but the tensors. Raises GGUFError for a damaged one."""
-        self.file, self.part = os.fspath(path), part
+        self.file = os.fspath(path)
         self.view = map_file(path)
         # The same file, mapped for tensors to lie on, and where those begin that do.
         self.own: memoryview | None = None
@@ -271,7 +271,7 @@ class _File:
                 f"the tensor {name!r} would be at bytes {begin} to {end} of {len(self.view)}: the file "
                 "was cut short or is damaged",
             )
-        self.entries[name] = TensorEntry(title, tuple(reversed(sizes)), begin, end, self.part)
+        self.entries[name] = TensorEntry(title, tuple(reversed(sizes)), begin, end)
 
 
 _SPLIT = re.compile(r"(.*-)(\d{5})(-of-\d{5}\.gguf)")
@@ -302,7 +302,7 @@ def _split(first: _File) -> list[_File]:
         raise FileNotFoundError(
             f"{first.file}: this is file {number + 1} of {count} of a model, and not beside it: {_few(absent)}"
         )
-    files = [_File(name, part) for part, name in enumerate(names)]
+    files = [first if part == number else _File(name) for part, name in enumerate(names)]
     for part, file in enumerate(files):
         if (file.metadata.get("split.no"), file.metadata.get("split.count")) != (part, count):
             _refuse(
@@ -331,11 +331,11 @@ class GGUFReader:
             k: v for k, v in first.metadata.items() if not (several and k.startswith("split."))
         }
         self.entries: dict[str, TensorEntry] = {}
-        for file in self._files:
+        for part, file in enumerate(self._files):
             twice = self.entries.keys() & file.entries.keys()
             if twice:
                 _refuse(file.file, f"{_few(sorted(twice))} stood in a file before it as well")
-            self.entries |= file.entries
+            self.entries |= {n: e._replace(part=part) for n, e in file.entries.items()}
         wanted = first.metadata.get("split.tensors.count")
         if several and wanted is not None and wanted != len(self.entries):
             _refuse(
