@@ -251,6 +251,14 @@ def gather(x: torch.Tensor, factor: float, out: torch.Tensor) -> bool:
     return True
 
 
+def takes(src: torch.Tensor, dst: torch.Tensor) -> bool:
+    """Keep a copy to a part of a bucket, as a reducer with a hook makes in its backward pass; False where it is to be
+    copied as others are.
+    """
+    known = type(_find(dst)._webgpu) is Bucket or torch._C._current_graph_task_id() >= 0
+    return known and gather(src, 1.0, dst)
+
+
 def _held(x: torch.Tensor) -> Storage | None:
     """Return the storage that a tensor is all of, row-major."""
     found = _find(x)._webgpu
@@ -272,10 +280,12 @@ def apart(tensors: Any) -> Any:
     return [x if (found := _part(x)) is None else found for x in tensors]
 
 
-def put(written: Sequence[torch.Tensor], parts: Sequence[torch.Tensor]) -> None:
+def put(written: Sequence[torch.Tensor | None], parts: Sequence[torch.Tensor | None]) -> None:
     """Overwrite parts of buckets with what was written into those that `apart` gave for them."""
     for x, part in zip(written, parts, strict=True) if written is not parts else ():
-        if x is not part and not gather(x, 1.0, part):
+        if x is part or x is None or part is None:
+            continue
+        if not gather(x, 1.0, part):
             part.copy_(x)
 
 
