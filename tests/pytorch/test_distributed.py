@@ -178,7 +178,10 @@ def _through_a_bucket(device: str, what: str, turn: int) -> list[Any]:
     given = [x.reshape(s) for x, s in zip(values, shapes, strict=True)]
     found: list[Any] = []
     for number in (1, 0, 2):
-        torch.mul(given[number], 1.0 if what == "one" else 0.5, out=views[number])
+        if what == "copied" and number != 1:
+            views[number].copy_(given[number])
+        else:
+            torch.mul(given[number], 1.0 if what == "one" else 0.5, out=views[number])
         if what == "read":
             found.append(flat.tolist())
         elif what == "overwritten":
@@ -203,7 +206,18 @@ def _through_a_bucket(device: str, what: str, turn: int) -> list[Any]:
 
 @pytest.mark.parametrize(
     "what",
-    ["nothing", "one", "read", "overwritten", "partial", "written", "gone", "two factors", "moved"],
+    [
+        "nothing",
+        "one",
+        "read",
+        "overwritten",
+        "partial",
+        "written",
+        "gone",
+        "two factors",
+        "moved",
+        "copied",
+    ],
 )
 def test_parts_of_a_bucket_are_written_and_read(what: str) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
