@@ -232,8 +232,10 @@ def _exchange(device: str, size: int) -> None:
 def _trace(size: str, device: str, ours: bool) -> None:
     """Tell when what belongs to a step's sums happens, in milliseconds since its first one began."""
     from webtorch.distributed import shared
-    from webtorch.runtime import arrivals
+    from webtorch.pytorch.device import runtime
+    from webtorch.runtime import arrivals, realize
 
+    home: Any = runtime().backend
     rows: list[tuple[float, float, str]] = []
 
     def watched(owner: Any, name: str) -> None:
@@ -253,8 +255,11 @@ def _trace(size: str, device: str, ours: bool) -> None:
         (shared.Exchange, ("put", "begin", "add", "take", "_wait")),
         (arrivals.Arrival, ("wait", "come")),
         (_Step, ("__call__",)),
+        (realize.Runtime, ("_compute", "_take_seen")),
+        (type(home), ("submit",)),
+        (type(getattr(home, "native", None)), ("wait_beside",)),
     ):
-        for name in names:
+        for name in [n for n in names if hasattr(owner, n)]:
             watched(owner, name)
     step = _Step(_Form(_TRACE, _FAST), size, device, ours)
     for number in range(_SIZES[size][3] + 3):

@@ -111,6 +111,35 @@ def test_what_waits_reads_what_was_there(webgpu: str) -> None:
     assert [late.tolist(), x.tolist()] == [[1, 3, 5, 7], [1, 2, 3, 4]]
 
 
+def test_what_is_recorded_while_a_value_is_waited_for_comes_after(webgpu: str) -> None:
+    for turn in range(5):
+        x, coming = torch.ones(64, device=webgpu) * turn, torch.zeros(64, device=webgpu)
+        sent = torch.ones(64, device=webgpu) * 3
+        sent.cpu()
+        data = device.memory_of(sent).held.node.buffer
+        arrival = Arrival(data)
+        device.runtime().arriving.append(arrival)
+        copying.expect(coming, arrival)
+        x.mul_(2)
+        made = (x + coming).relu()
+
+        def write(
+            x: torch.Tensor = x,
+            arrival: Arrival = arrival,
+            data: object = data,
+            more: int = turn != 3,
+        ) -> None:
+            """Overwrite what is to be read, and let the value come."""
+            if more:
+                x.add_(more)
+            arrival.come(data)
+
+        threading.Timer(0.02, write).start()
+        assert made.tolist() == [2.0 * turn + 3] * 64
+        assert x.tolist() == [2.0 * turn + (turn != 3)] * 64
+        assert coming.tolist() == [3.0] * 64
+
+
 def test_what_was_taken_while_a_value_does_not_come_is_given_back(webgpu: str) -> None:
     runtime = device.runtime()
     if runtime.kind != "webgpu":

@@ -220,6 +220,13 @@ def test_a_run_takes_what_was_prepared_for_its_inputs(device):
     assert run(y) == expected[1]
     executable.prepare([x], [3.0, 1.0])()
     assert device.memory_allocated() == before
+    # With the very same numbers it is encoded already.
+    args, submits = [2.0, 1.0], device.submits
+    drop = executable.prepare([x], args)
+    assert device.submits == submits
+    found = executable.run([x], args)[0]
+    assert device.submits > submits and _values(device, found).tolist() == expected[0]
+    drop()
 
 
 def test_of_kernels_that_are_compiled_at_once_the_refused_one_is_named(with_source):

@@ -54,11 +54,10 @@ def sent(arriving: Sequence[Arrival], nodes: Collection[Node]) -> list[Arrival]:
     return [a for a in arriving if a.reference is not None and a.reference() in nodes]
 
 
-def places(arriving: Sequence[Arrival], nodes: Iterable[Node]) -> list[Any] | None:
-    """Return the memory of values, of those to come too; None where that of one is not known."""
+def places(arriving: Sequence[Arrival], nodes: Iterable[Node]) -> list[Any]:
+    """Return the memory of values, of those to come too; None for that of one which is not known."""
     coming = {a.reference(): a.place for a in arriving if a.reference is not None}
-    found = [n.buffer if n.kind == "buffer" else coming.get(n) for n in nodes]
-    return None if any(x is None for x in found) else found
+    return [n.buffer if n.kind == "buffer" else coming.get(n) for n in nodes]
 
 
 def settle(arriving: list[Arrival], nodes: Collection[Node]) -> None:

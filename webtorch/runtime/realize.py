@@ -147,12 +147,26 @@ def _key_of_call(
     return key
 
 
+class Ready(NamedTuple):
+    """A run that is prepared: with which buffers, where those stand that are to come, and its numbers."""
+
+    executable: Executable
+    buffers: list[Any]
+    late: Sequence[tuple[int, Node]]
+    args: Sequence[Scalar]
+
+
 class Seen(NamedTuple):
     """What is known of pending values before they can be computed."""
 
     taken: Sequence[Taken]
     glance: Glance
     known: Known | None
+    # All that was pending, what of it is settled once it is computed, and what is itself to come.
+    pending: Sequence[weakref.ref[Owner]]
+    settled: dict[int, weakref.ref[Owner]]
+    coming: Sequence[weakref.ref[Owner]]
+    run: Ready | None = None
     # Gives back what was taken for the run and not used.
     drop: Callable[[], None] | None = None
 
@@ -383,7 +397,7 @@ class Runtime:
             if not self.pending and not self.apart:
                 return
             few = len(self.pending) <= (_FEW if listener is None else listener.fewest)
-            few = few and not _wants_programs()
+            few = few and not _wants_programs() and (seen is None or seen.run is None)
             if few and recording is None and not self.lent and watch.listener is None:
                 alone, known = self.alone, None
                 if alone is not None and watch.before is None:
@@ -415,10 +429,12 @@ class Runtime:
         """Compute all that is pending and can be computed. The caller holds the lock."""
         if self.apart:
             self.ahead.take(len(self.pending))
-        taken = self._take()
-        try:
-            if seen is not None and not seen.is_of(taken):
+        taken = None if seen is None or seen.run is None else self._take_seen(seen)
+        if taken is None:
+            taken = self._take()
+            if seen is not None and (seen.run is not None or not seen.is_of(taken)):
                 seen = None
+        try:
             if self.arriving and seen is None:
                 taken = self._that_can_be(taken)
             if self.lent and len(self.lent) < _MAX_LENT_CHECKED:
@@ -470,23 +486,48 @@ class Runtime:
             if seen is not None and seen.drop is not None:
                 seen.drop()
             raise
-        return self._set_aside(None), seen
+        return () if seen is not None and seen.run is not None else self._set_aside(None), seen
 
     @staticmethod
     def _prepared(seen: Seen, sent: Sequence[Arrival]) -> Seen:
-        """Let the program that is known for what was seen take its memory, while what it reads is to come."""
-        known = seen.known
+        """Let the program that is known for what was seen be prepared, while what it reads is to come."""
+        known, inputs = seen.known, seen.glance[1]
         executable = None if known is None else known.executable()
-        buffers = arrivals.places(sent, seen.glance[1])
-        if known is None or buffers is None or executable is None or executable.prepare is None:
+        if known is None or executable is None:
             return seen
         if known.order is not None:
-            buffers = [buffers[n] for n in known.order]
-        # What is wrong is told by the run.
-        with contextlib.suppress(DeviceError, OutOfMemoryError):
-            drop = executable.prepare(buffers, known.numbers(seen.glance[2]))
-            return seen._replace(drop=drop)
-        return seen
+            inputs = [inputs[n] for n in known.order]
+        args = known.numbers(seen.glance[2])
+        buffers = arrivals.places(sent, inputs)
+        drop = None
+        if executable.prepare is not None and not any(b is None for b in buffers):
+            # What is wrong is told by the run.
+            with contextlib.suppress(DeviceError, OutOfMemoryError):
+                drop = executable.prepare(buffers, args)
+        late = [(i, n) for i, n in enumerate(inputs) if n.kind != "buffer"]
+        return seen._replace(run=Ready(executable, buffers, late, args), drop=drop)
+
+    def _take_seen(self, seen: Seen) -> list[Taken] | None:
+        """Take what was seen, whose run is prepared; None where others have recorded or computed something since."""
+        with self.writing:
+            pending, count = self.pending, len(seen.pending)
+            if pending[:] != seen.pending or self.recording is not None:
+                return None
+            if any(t.owner.node is not t.node or t.owner.donor is not t.donor for t in seen.taken):
+                return None
+            for t in seen.taken:
+                if t.donor is not None:
+                    t.owner.donor = None
+            del pending[:count]
+            self.settled.update(seen.settled)
+            for reference in seen.coming:
+                late = reference()
+                if late is not None and late.node.kind == "arriving":
+                    pending.append(reference)
+                elif late is not None:
+                    self.settled[id(late)] = reference
+            self.running += 1
+        return [*seen.taken]
 
     def _set_aside(self, nodes: Collection[Node] | None) -> Sequence[weakref.ref[Owner]]:
         """Take those off the pending ones whose values are among these; None: are yet to come."""
@@ -522,13 +563,23 @@ class Runtime:
         if not self.apart or self.debug or watched or self.recording is not None:
             return None
         found: dict[int, Taken] = {}
-        for reference in self.pending[:]:
+        settled: dict[int, weakref.ref[Owner]] = {}
+        coming, pending = [], self.pending[:]
+        for reference in pending:
             owner = reference()
-            if owner is not None and owner.node.kind not in ("buffer", "arriving"):
+            if owner is None:
+                continue
+            if owner.node.kind == "arriving":
+                coming.append(reference)
+                continue
+            settled[id(owner)] = reference
+            if owner.node.kind != "buffer":
                 found.setdefault(id(owner), Taken(owner, owner.node, owner.donor))
         taken = [*found.values()]
         seen = glance(taken) if taken else None
-        return None if seen is None else Seen(taken, seen, self.glances.get(seen[0]))
+        if seen is None:
+            return None
+        return Seen(taken, seen, self.glances.get(seen[0]), pending, settled, coming)
 
     def receive(self, node: Node | None = None) -> None:
         """Wait for a value that another process sends, or for all. Raises what kept it from coming."""
@@ -747,6 +798,9 @@ class Runtime:
         self.counters.realized += 1
         if found is not None and found.known is not None:
             self.apart = False
+            if found.run is not None:
+                self._run_ready(owners, found.run, found.known.family)
+                return
             if self._run_known(owners, found.glance, found.known):
                 return
         # Who listens is told the lines of these very nodes: graphs are not known by their form alone.
@@ -843,6 +897,15 @@ class Runtime:
         if listener is not None:
             listener.ran(self, None, None)
         return True
+
+    def _run_ready(self, owners: Sequence[Value], run: Ready, family: Family | None) -> None:
+        """Compute a graph whose run is prepared, with what has come."""
+        for place, node in run.late:
+            run.buffers[place] = node.buffer
+        self._count(run.executable, family)
+        self._write_run(owners, run.executable, run.buffers, run.args)
+        if listener is not None:
+            listener.ran(self, None, None)
 
     def _runs(self, known: KnownParts) -> bool:
         """Whether a graph is still computed in these parts."""

@@ -81,20 +81,7 @@ class Encoding:
                         self._submit(self._finish(), native.captured())
                     finally:
                         native.capture()
-                if self._encoder is None:
-                    self._encoder = native.create_encoder()
-                if rows:
-                    if self._part is None:
-                        self._part = native.begin_pass(self._encoder, native.null)
-                    if loop is None or tables is None:
-                        encode_pass(native, self._part, rows)
-                    else:
-                        loop.encode(self._part, tables[number])
-                    self._rows += len(rows)
-                if copies:
-                    self._end_pass()
-                    for row in copies:
-                        native.copy(self._encoder, *row)
+                self._encode(rows, copies, loop, None if tables is None else tables[number])
             self._waiting.append(program)
             commands = None
             if not self._open or self._rows >= _MOST_ROWS:
@@ -110,6 +97,71 @@ class Encoding:
         elif problem is not None:
             self._drop()
             raise self._device.error(problem, "run")
+
+    def _encode(
+        self,
+        rows: list[Row],
+        copies: list[CopyRow],
+        loop: MachineLoop | None,
+        table: array.array[int] | None,
+    ) -> None:
+        """Encode one segment."""
+        native = self._device.native
+        if self._encoder is None:
+            self._encoder = native.create_encoder()
+        if rows:
+            if self._part is None:
+                self._part = native.begin_pass(self._encoder, native.null)
+            if loop is None or table is None:
+                encode_pass(native, self._part, rows)
+            else:
+                loop.encode(self._part, table)
+            self._rows += len(rows)
+        if copies:
+            self._end_pass()
+            for row in copies:
+                native.copy(self._encoder, *row)
+
+    def ahead(
+        self,
+        segments: Sequence[tuple[list[Row], list[CopyRow]]],
+        loop: MachineLoop | None,
+        tables: Sequence[array.array[int]] | None,
+    ) -> list[Pointer]:
+        """Return the finished command buffers of a program that is to run later, for `send_ahead` or to be dropped;
+        none while others are encoded.
+        """
+        if self._open or self._encoder is not None:
+            return []
+        native, made, done = self._device.native, list[Pointer](), False
+        native.capture()
+        try:
+            for number, (rows, copies) in enumerate(segments):
+                if self._rows >= FIRST_ROWS and number:
+                    made.append(self._finish())
+                self._encode(rows, copies, loop, None if tables is None else tables[number])
+            made.append(self._finish())
+            done = True
+        finally:
+            problem = native.captured()
+            if problem is not None or not done:
+                self.drop_ahead(made)
+                self._drop()
+        if problem is not None:
+            raise self._device.error(problem, "run")
+        return made
+
+    def send_ahead(self, commands: list[Pointer]) -> None:
+        """Submit a program's finished command buffers after what waits, and take them off the list."""
+        self.send()
+        while commands:
+            self._device.submit(commands.pop(0), None, "run")
+        self.sent += 1
+
+    def drop_ahead(self, commands: list[Pointer]) -> None:
+        """Drop command buffers that are not to be submitted."""
+        while commands:
+            self._device.native.drop(commands.pop())
 
     def send(self) -> None:
         """Submit what waits."""

@@ -24,7 +24,7 @@ from webtorch.lower.layout import Move, Pass, Rendered, aligned, lay_out
 from webtorch.lower.widening import Needs, Widths, held_by, widen
 from webtorch.runtime.backend import Buffer
 from webtorch.runtime.backends.webgpu.encoding import FIRST_ROWS, CopyRow, encode_pass
-from webtorch.runtime.backends.webgpu.loop import Row
+from webtorch.runtime.backends.webgpu.loop import MachineLoop, Row
 from webtorch.runtime.backends.webgpu.memory import Block, DeviceBuffer, moves
 from webtorch.runtime.backends.webgpu.native import COPY_DST, UNIFORM, Pointer
 from webtorch.runtime.backends.webgpu.pipeline import Pipeline
@@ -92,6 +92,18 @@ class _Plan:
         # All of it as the browser replays it.
         self.replay: Owned | None = None
 
+    def loop(
+        self, device: WebGPUBackend
+    ) -> tuple[MachineLoop | None, list[array.array[int]] | None]:
+        """Count a run, and return what encodes it in machine code, once it has come often."""
+        self.runs += 1
+        loop = None
+        if self.runs >= _MACHINE_RUNS and len(self.keep) >= _MACHINE_ROWS:
+            loop = device.machine_loop
+            if loop is not None and self.tables is None:
+                self.tables = [loop.table(rows) for rows, _ in self.segments]
+        return loop, self.tables
+
 
 class _Reserved(NamedTuple):
     """What a run takes beside its inputs, and its bind groups."""
@@ -101,6 +113,10 @@ class _Reserved(NamedTuple):
     temporary: int
     fresh: list[DeviceBuffer]
     plan: _Plan
+    # What it was prepared with: its arguments, these as bytes, and the commands, which wait to be submitted.
+    args: object
+    packed: bytes
+    commands: list[Pointer]
 
 
 def _compiles_long(routine: Routine) -> bool:
@@ -293,9 +309,12 @@ class WebGPUExecutable:
         device = self._device
         with device.lock:
             device.settle()
-            packed = self._pack_arguments(args) if self._order else b""
             blocks = self._blocks_of(inputs)
             reserved = self._reserved
+            if reserved is not None and reserved.args is args:
+                packed = reserved.packed
+            else:
+                packed = self._pack_arguments(args) if self._order else b""
             if reserved is not None and (into or reserved.blocks[: len(blocks)] != blocks):
                 self._drop()
                 reserved = None
@@ -310,8 +329,12 @@ class WebGPUExecutable:
                         device.encoding.send()
                     device.write_ahead(self._uniform.pointer, packed)
                     self._packed = packed
-                self._encode(reserved.plan)
+                if reserved.commands and watch.listener is None:
+                    device.encoding.send_ahead(reserved.commands)
+                else:
+                    self._encode(reserved.plan)
             finally:
+                device.encoding.drop_ahead(reserved.commands)
                 self._release(reserved.blocks[reserved.temporary :])
             if self.status is not None:
                 device.checks[self] = None
@@ -321,8 +344,8 @@ class WebGPUExecutable:
     def prepare(
         self, inputs: Sequence[Buffer], args: Sequence[bool | int | float]
     ) -> Callable[[], None]:
-        """Take memory and make bind groups for the next run, if it has these inputs. Return what gives back what was
-        not used then.
+        """Take memory, make bind groups and encode the next run, if it has these inputs. Return what gives back what
+        was not used then.
 
         Raises DeviceLostError, OutOfMemoryError.
         """
@@ -332,7 +355,18 @@ class WebGPUExecutable:
             if widths is not None:
                 fitting = self._fitting(widths, self._needs(widths, inputs, args))
             fitting._drop()
-            fitting._reserved = fitting._reserve(fitting._blocks_of(inputs), None)
+            made = fitting._reserved = fitting._reserve(fitting._blocks_of(inputs), None)
+            try:
+                packed = fitting._pack_arguments(args) if fitting._order else b""
+                fitting._reserved = made._replace(args=args, packed=packed)
+                if watch.listener is None and not self._device.native.replays:
+                    encoding = self._device.encoding
+                    made.commands.extend(
+                        encoding.ahead(made.plan.segments, *made.plan.loop(self._device))
+                    )
+            except BaseException:
+                fitting._drop()
+                raise
             return fitting._drop
 
     def _drop(self) -> None:
@@ -340,6 +374,7 @@ class WebGPUExecutable:
         with self._device.lock:
             reserved, self._reserved = self._reserved, None
             if reserved is not None:
+                self._device.encoding.drop_ahead(reserved.commands)
                 self._release(reserved.blocks[reserved.temporary :])
 
     def _reserve(self, blocks: list[Block], into: Mapping[int, Buffer] | None) -> _Reserved:
@@ -379,7 +414,7 @@ class WebGPUExecutable:
         except BaseException:
             self._release(blocks[temporary:])
             raise
-        return _Reserved(blocks, temporary, fresh, plan)
+        return _Reserved(blocks, temporary, fresh, plan, None, b"", [])
 
     def _release(self, taken: list[Block]) -> None:
         """Give back temporaries, all of them or those that were taken before memory ran out."""
@@ -516,13 +551,7 @@ class WebGPUExecutable:
             native.replay(plan.replay.pointer)
             device.submitted(native.captured(), "run")
             return
-        plan.runs += 1
-        loop = None
-        if plan.runs >= _MACHINE_RUNS and len(plan.keep) >= _MACHINE_ROWS:
-            loop = device.machine_loop
-            if loop is not None and plan.tables is None:
-                plan.tables = [loop.table(rows) for rows, _ in plan.segments]
-        device.encoding.add(self, plan.segments, loop, plan.tables)
+        device.encoding.add(self, plan.segments, *plan.loop(device))
 
     def forget_memory(self) -> None:
         """Drop the bind groups, which keep memory alive."""
