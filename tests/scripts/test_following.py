@@ -583,7 +583,9 @@ def test_a_step_under_autocast_is_followed(device: str, follower: Any) -> None:
     assert follower().counts["followed"] >= 4
 
 
-def test_what_autocast_cast_stands_for_what_is_written_until_the_context_ends(follower: Any) -> None:
+def test_what_autocast_cast_stands_for_what_is_written_until_the_context_ends(
+    follower: Any,
+) -> None:
     def run(t: Any) -> list[Any]:
         model, x, found = t.nn.Linear(4, 4, bias=False), t.ones(2, 4), []
         with t.no_grad():

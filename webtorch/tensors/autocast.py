@@ -52,7 +52,9 @@ class Casts(dict[int, tuple[weakref.ref[Tensor], Tensor]]):
     def cast_of(self, x: Tensor, dtype: DType) -> Tensor | None:
         """Return what a leaf was cast to."""
         found = self.get(id(x))
-        return found[1] if found is not None and found[0]() is x and found[1].dtype is dtype else None
+        return (
+            found[1] if found is not None and found[0]() is x and found[1].dtype is dtype else None
+        )
 
 
 class _State(threading.local):
