@@ -279,3 +279,14 @@ def test_a_tensor_of_a_module_is_swapped() -> None:
     assert utils.swap_tensor(layer, "running_mean", other).tolist() == [0.0, 0.0]
     with pytest.raises(AttributeError, match="BatchNorm1d has no attribute `nothing`"):
         utils.swap_tensor(layer, "nothing", other)
+
+
+def test_a_class_of_parameters_can_be_made() -> None:
+    """Classes of parameters have PyTorch's name for their class, so a user's may be of it too (torchrl)."""
+    for library in (torch, webtorch):
+
+        class Marked(library.Tensor, metaclass=library.nn.parameter._ParameterMeta):  # type: ignore[misc, name-defined]
+            pass
+
+        assert isinstance(library.nn.Parameter, library.nn.parameter._ParameterMeta)
+        assert not isinstance(library.zeros(1), Marked)
