@@ -290,3 +290,10 @@ def test_a_class_of_parameters_can_be_made() -> None:
 
         assert isinstance(library.nn.Parameter, library.nn.parameter._ParameterMeta)
         assert not isinstance(library.zeros(1), Marked)
+
+
+def test_storages_are_of_the_base_of_torch() -> None:
+    """Programs ask `isinstance(x, torch.StorageBase)` (tensordict)."""
+    for library, base in ((torch, torch.StorageBase), (webtorch, top.StorageBase)):
+        assert isinstance(library.ones(2).untyped_storage(), base)
+        assert not isinstance(library.ones(2), base)
