@@ -508,7 +508,7 @@ RETURN_TYPES: dict[str, type] = {}
 
 
 def return_type(name: str) -> Callable[[type[R]], type[R]]:
-    """Let a named tuple of an op's results print as PyTorch's `torch.return_types.<name>`."""
+    """Let a named tuple of an op's results print, and be made of one sequence, as `torch.return_types.<name>`."""
 
     def show(self: Any) -> str:
         """Return the fields as PyTorch prints them."""
@@ -517,6 +517,20 @@ def return_type(name: str) -> Callable[[type[R]], type[R]]:
 
     def declare(results: type[R]) -> type[R]:
         """Name the class as PyTorch's is."""
+        fields: tuple[str, ...] = results._fields  # type: ignore[attr-defined]
+
+        def make(cls: type[tuple[object, ...]], *given: Any, **named: object) -> tuple[object, ...]:
+            """Return results: of a sequence, as programs make them, or each for itself."""
+            found = given[0] if len(given) == 1 and not named else given
+            if named:
+                found = (*given, *[named[f] for f in fields[len(given) :]])
+            if len(found) != len(fields):
+                raise TypeError(
+                    f"torch.return_types.{name}() takes a {len(fields)}-sequence ({len(found)}-sequence given)"
+                )
+            return tuple.__new__(cls, found)
+
+        results.__new__ = make  # type: ignore[assignment]
         results.__name__ = results.__qualname__ = name
         results.__repr__ = show  # type: ignore[method-assign]
         RETURN_TYPES[name] = results

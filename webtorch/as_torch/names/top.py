@@ -10,6 +10,7 @@ from webtorch.as_torch.names.foreach import NAMES, foreach
 from webtorch.as_torch.names.serialization import PyTorchFileReader as PyTorchFileReader
 from webtorch.as_torch.names.serialization import PyTorchFileWriter as PyTorchFileWriter
 from webtorch.functions import public as webtorch
+from webtorch.functions.storages import StorageBase as StorageBase
 from webtorch.futures import Future as Future
 from webtorch.jit import ScriptModule as ScriptModule
 from webtorch.nn.functional.attention import multi_head_attention_forward
