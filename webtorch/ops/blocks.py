@@ -25,6 +25,8 @@ from webtorch.ops.record import Elementwise
 
 WORD = 4
 _EACH_BYTE = 0x01010101
+# Places of bits in a byte.
+_FIRST, _SEVENTH = ex.const(0, int32), ex.const(6, int32)
 _WORD_BITS = (1 << 32) - 1
 # The bits of a float32's fraction, and those of 2 ** 23, whose fraction counts by ones.
 _FRACTION, _OF_WHOLE = 23, 0x4B000000
@@ -241,8 +243,11 @@ def _number(x: Expr) -> Expr:
 
 
 def _first(axis: Expr, a: Expr, b: Expr) -> Expr:
-    """Return `a` in the first place of an axis of two, else `b`."""
-    return ex.where(ex.eq(axis, 0), a, b)
+    """Return `a` in the first place of an axis of two, else `b`. All bytes of a word are chosen at once."""
+    one, two = _byte_of(a, known=False), _byte_of(b, known=False)
+    if one is None or two is None or one[1] is not two[1]:
+        return ex.where(ex.eq(axis, 0), a, b)
+    return ex.shr(ex.where(ex.eq(axis, 0), one[0], two[0]), one[1]) & 255
 
 
 def _looked_up(values: Sequence[int], index: Expr) -> Expr:
@@ -339,8 +344,10 @@ def _q3_k(b: Block, n: Expr, p: Expr, o: Expr, _t: Expr, _c: Expr) -> Expr:
 def _six_bits(b: Block, k: Expr) -> tuple[Expr, Expr]:
     """Return a scale and a minimum of 6 bits, of which 8 each lie in the 12 bytes from the fourth on."""
     first, second, rest = (b.byte(at, 0, 2, 1, 0) for at in (4, 8, 12))
-    scale = _first(k, first & 63, (rest & 15) | ex.shl(ex.shr(first, 6), 4))
-    low = _first(k, second & 63, ex.shr(rest, 4) | ex.shl(ex.shr(second, 6), 4))
+    scale, low = (
+        _first(k, _cut(own, _FIRST, 6), _joined(_cut(rest, ex.const(at, int32), 4), _cut(own, _SEVENTH, 2), 4))
+        for own, at in ((first, 0), (second, 4))
+    )  # fmt: skip
     return b.half(0) * _number(scale), b.half(2) * _number(low)
 
 
