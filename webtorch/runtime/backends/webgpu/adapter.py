@@ -245,6 +245,19 @@ def has_matrix_units(adapter: AdapterInfo, features: frozenset[str]) -> bool:
     return any(all(one.get(key) == value for key, value in wanted.items()) for one in found)
 
 
+def subgroup_size(adapter: AdapterInfo, features: frozenset[str]) -> int:
+    """Return how many invocations a subgroup of a device with `features` has; 0 where that varies. Only Dawn can say
+    so."""
+    if "subgroups" not in features or binding_name() != "dawn":
+        return 0
+    found = importlib.import_module(f"{binding().__name__}.backends.dawn._ffi")
+    info = found.ffi.new("WGPUAdapterInfo *")
+    found.lib.wgpuAdapterGetInfo(adapter.handle._internal, info)
+    least, most = int(info.subgroupMinSize), int(info.subgroupMaxSize)
+    found.lib.wgpuAdapterInfoFreeMembers(info[0])
+    return least if least == most else 0
+
+
 def is_available() -> bool:
     """Return whether any adapter, hardware or software, can be used. Never raises for a missing binding."""
     try:
