@@ -281,11 +281,35 @@ def _q4_1(b: Block, h: Expr, _c: Expr) -> Expr:
     return b.above(b.half(0), _cut(b.byte(4, 0, 1), h * 4, 4), b.half(2))
 
 
+# Four neighbouring bits times this have them in four bytes.
+_BITS_APART = 1 | 1 << 7 | 1 << 14 | 1 << 21
+
+
+def _bits_in_bytes(bits: Expr, c: Expr, place: Expr) -> Expr:
+    """Return those of the bits from the first of four elements on that belong to the bytes of a word, in which element
+    `c` is at a place, each the lowest of its byte.
+    """
+    if place.op != "const":
+        return (ex.shr(bits, c - ex.shr(place, 3)) & 15) * _BITS_APART & _EACH_BYTE
+    base, own = (c.args[0], c.args[1]) if c.op == "add" else (ex.const(0, int32), c)
+    if own.op != "const":
+        base, own = c, ex.const(0, int32)
+    four = (ex.shr(bits, base + (own.value & -WORD)) & 15) * _BITS_APART & _EACH_BYTE
+    # Blocks that begin within words.
+    late = place.value - own.value % WORD * 8
+    return ex.shl(four, late) if late >= 0 else ex.shr(four, -late)
+
+
 def _with_fifth(b: Block, at: int, h: Expr, c: Expr, clear: int) -> Expr:
-    """Return a number of five bits, whose fifth ones are a word before the others, less `clear`: tests of bits are
-    masks of vectors.
+    """Return a number of five bits, whose fifth ones are a word before the others, less `clear`: those of a word at
+    once, or tests of bits, which are masks of vectors.
     """
     q = _cut(b.byte(at + 4, 0, 1), h * 4, 4)
+    found = _byte_of(q, known=False)
+    if found is not None:
+        word, place = found
+        fifth = ex.shl(_bits_in_bytes(ex.shr(b.word(at), h * 16), c, place), 4)
+        return (ex.shr(word | fifth, place) & 255) - clear
     bit = ex.shl(ex.const(1, int32), h * 16 + c)
     return ex.where(ex.eq(b.word(at) & bit, 0), q - clear, q + (16 - clear))
 
