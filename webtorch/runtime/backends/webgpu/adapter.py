@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from webtorch.errors import DeviceError
 from webtorch.runtime.backends.webgpu.binding import Adapter
@@ -251,8 +251,8 @@ def subgroup_size(adapter: AdapterInfo, features: frozenset[str]) -> int:
     if "subgroups" not in features or binding_name() != "dawn":
         return 0
     found = importlib.import_module(f"{binding().__name__}.backends.dawn._ffi")
-    info = found.ffi.new("WGPUAdapterInfo *")
-    found.lib.wgpuAdapterGetInfo(adapter.handle._internal, info)
+    info, handle = found.ffi.new("WGPUAdapterInfo *"), cast("Any", adapter.handle)
+    found.lib.wgpuAdapterGetInfo(handle._internal, info)
     least, most = int(info.subgroupMinSize), int(info.subgroupMaxSize)
     found.lib.wgpuAdapterInfoFreeMembers(info[0])
     return least if least == most else 0
