@@ -32,7 +32,7 @@ from webtorch.ir.kernel import (
 from webtorch.ir.limits import Limits
 from webtorch.lower import prelude
 from webtorch.lower.affine import affine
-from webtorch.lower.coarsening import CARD, coarsened
+from webtorch.lower.coarsening import CARD, coarsened, is_dear
 from webtorch.lower.sizes import size_class
 from webtorch.lower.wgsl_shader import Draft, WgslPass, beside, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import TWO_WORDS, combine, convert, identity, wgsl_type, wrap
@@ -95,7 +95,9 @@ def choose_geometry(writer: KernelWriter) -> Geometry:
     most = power_below(min(limits.max_workgroup_invocations, 1024 if limits.is_gpu else 64))
     columns = reads_columns(writer)
     # (On a software adapter a barrier costs more to compile than some hundred turns of a loop to run.)
-    if n <= 16 or (not limits.is_gpu and ((m >= 32 and n <= _iterations(writer)) or n <= 512)):
+    # (Few rows whose turns are dear are spread over invocations, however few turns there are.)
+    few = n <= 16 and not (limits.is_gpu and m < _INVOCATIONS and is_dear(k, CARD))
+    if few or (not limits.is_gpu and ((m >= 32 and n <= _iterations(writer)) or n <= 512)):
         return Geometry(64 if m >= 64 else power_below(m), 1, True)
     if columns:
         tx = min(32, power_below(m))
@@ -111,7 +113,7 @@ def choose_geometry(writer: KernelWriter) -> Geometry:
         ty *= 2
     # Short rows, and many: several vectors for each invocation, so that fewer have to be combined.
     while limits.is_gpu and ty > 4 and ty * 4 * per > n:
-        if m < 1 << 14 and m * ty < 2 * _INVOCATIONS:
+        if m < 1 << 14 and m * ty < 4 * _INVOCATIONS:
             break
         ty //= 2
     tx = max(1, min((256 if limits.is_gpu else 64) // ty, most // ty, power_below(m)))
