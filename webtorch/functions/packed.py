@@ -192,8 +192,7 @@ def _dotted(x: Tensor, data: Tensor, reading: Reading, ways: Sequence[_Way]) -> 
     # Written by what computes the row; elements are read several times.
     whole = (count, columns)
     bits = _kept(seen_as(x, whole, (columns, 1), x._offset, int32), whole, (columns, 1))
-    *runs, (length, step) = reading.shared
-    runs.append((length // RUN, step * RUN))
+    runs = reading.shared[:-1]
     units = groups * math.prod(loops)
     lengths = contiguous_strides((count, *[size for size, _ in runs], planes + 1, units, WORD))
     along = [s * WORD for s in contiguous_strides((groups, *loops))]

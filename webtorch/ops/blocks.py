@@ -683,8 +683,6 @@ def _factored(values: Sequence[Expr], row: Sequence[Expr]) -> Expr:
 
 # Neighbours in a row that have a scale in common: elements of four words of a format.
 RUN = 16
-# Neighbours that one turn of a loop sums, where a word's neighbours are as many.
-_TURN = RUN
 # A number of a row is so many signed bytes, of which each is 128 less than that of the number and _CLEAR; of what has
 # float16's eleven bits two are enough.
 PLANES, PLANES_OF_HALVES = 3, 2
@@ -907,8 +905,7 @@ def dotting(name: str, columns: int, planes: int = PLANES) -> Reading | None:
         return None
     shared = (0, *[i + 1 for i in form.shared], len(form.axes) + 1)
     title = "dotted" if planes == PLANES else f"dotted{planes}"
-    words = max(math.gcd(form.axes[-1], _TURN), RUN) // WORD
-    return _reading(name, words, form.together, shared, title, dots=planes)
+    return _reading(name, RUN // WORD, form.together, shared, title, dots=planes)
 
 
 @functools.cache
