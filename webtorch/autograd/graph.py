@@ -16,9 +16,10 @@ from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.device import device
 from webtorch.tensors.engine import will_run
 from webtorch.tensors.function import FunctionCtx
+from webtorch.tensors.handle import RemovableHandle
 from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import GradFn, GradientEdge, RemovableHandle, gradient_edge
+from webtorch.tensors.tape import GradFn, GradientEdge, gradient_edge
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
