@@ -7,7 +7,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
-from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -201,12 +200,7 @@ class _Handles:
     def __enter__(self) -> _Handles:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
 
