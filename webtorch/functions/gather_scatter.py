@@ -300,7 +300,7 @@ def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) 
     if input.dtype is not source.dtype:
         raise DTypeError(
             f"put_(): self and source expected to have the same dtype, but got self.dtype = "
-            f"{input.dtype.legacy} and source.dtype = {source.dtype.c_name}"
+            f"{input.dtype.legacy} and source.dtype = {source.dtype.legacy}"
         )
     if index.numel() != source.numel():
         raise IndexError(
