@@ -162,6 +162,8 @@ def test_a_parameter_that_was_changed_is_cast_again_in_the_next_context() -> Non
         assert (x @ weight).tolist() == [[2.0, 2.0]]
         with webtorch.no_grad():
             weight.mul_(3)
+        with webtorch.autocast("cpu"):
+            pass
         assert (x @ weight).tolist() == [[2.0, 2.0]]
     with webtorch.autocast("cpu"):
         assert (x @ weight).tolist() == [[6.0, 6.0]]
