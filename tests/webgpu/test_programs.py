@@ -388,6 +388,13 @@ def test_a_device_begins_with_a_long_program_while_it_is_encoded(device):
     with device.together():
         executable.run([x], [1.0])
     assert device.submits - before == 1
+    # While a read is under way, whose copy is one, it works as it is.
+    pending, before = device.download_async(y), device.submits
+    executable.run([x], [1.0])
+    assert device.submits - before == 2
+    pending.result()
+    executable.run([x], [1.0])
+    assert device.submits - before == 5
 
 
 def test_a_kernel_with_100_arguments(device):

@@ -201,6 +201,8 @@ class WebGPUBackend:
         # Programs that ran since the last read and may have reported a bad index, in the order of their runs.
         self.checks: dict[WebGPUExecutable, None] = {}
         self.submits = 0
+        # The last read that was begun.
+        self._reading: Ticket | None = None
         self.waited = 0
         self.encoding = Encoding(self)
         self._rendered: OrderedDict[Routine, Sequence[WgslPass]] = OrderedDict()
@@ -618,11 +620,16 @@ class WebGPUBackend:
         self.checks.clear()
         native.capture()
         try:
-            read.ticket = native.begin_map(read.staging, total)
+            read.ticket = self._reading = native.begin_map(read.staging, total)
         finally:
             problem = native.captured()
         if problem is not None:
             raise self.error(problem, "download")
+
+    @property
+    def is_read(self) -> bool:
+        """Whether a read is under way: until it has arrived the device works."""
+        return self._reading is not None and not self._reading.ready.is_set()
 
     def _finish(self, read: _Read) -> Bytes:
         """Wait for a read; give its bytes, or raise what the device reported."""

@@ -74,9 +74,11 @@ class Encoding:
         native = self._device.native
         native.capture()
         done = False
+        # What is begun while another run is read need not begin early: a submission takes the thread 80 us.
+        early = not self._open and not self._device.is_read
         try:
             for number, (rows, copies) in enumerate(segments):
-                if self._rows >= FIRST_ROWS and number and not self._open:
+                if self._rows >= FIRST_ROWS and number and early:
                     try:
                         self._submit(self._finish(), native.captured())
                     finally:
