@@ -640,6 +640,7 @@ class _Linear:
         """Return the terms of scale * x."""
 
         def by(shared: Expr) -> Expr:
+            """Return the scale times a factor that is shared."""
             return shared if scale is None else scale * shared
 
         if self.is_shared(x):
