@@ -24,13 +24,17 @@ __all__ = [
     "custom_fwd",
     "get_autocast_cpu_dtype",
     "get_autocast_dtype",
+    "get_autocast_gpu_dtype",
     "is_autocast_available",
     "is_autocast_cache_enabled",
     "is_autocast_cpu_enabled",
     "is_autocast_enabled",
     "set_autocast_cache_enabled",
+    "set_autocast_cpu_dtype",
+    "set_autocast_cpu_enabled",
     "set_autocast_dtype",
     "set_autocast_enabled",
+    "set_autocast_gpu_dtype",
 ]
 _SELF = Callable[..., Any]
 
@@ -90,19 +94,45 @@ def set_autocast_dtype(device_type: str, dtype: DType) -> None:
         state.enabled = {**state.enabled, kind: dtype}
 
 
+def _deprecated(old: str, new: str) -> None:
+    text = f"torch.{old} is deprecated. Please use torch.{new} instead."
+    warnings.warn(text, DeprecationWarning, stacklevel=user_depth())
+
+
 def is_autocast_cpu_enabled() -> bool:
     """Return whether autocast is on for the CPU."""
+    _deprecated("is_autocast_cpu_enabled()", "is_autocast_enabled('cpu')")
     return is_autocast_enabled("cpu")
+
+
+def set_autocast_cpu_enabled(enabled: bool) -> None:
+    """Turn autocast on or off for the CPU."""
+    _deprecated("set_autocast_cpu_enabled(enabled)", "set_autocast_enabled('cpu', enabled)")
+    set_autocast_enabled("cpu", enabled)
 
 
 def get_autocast_cpu_dtype() -> DType:
     """Return the lower precision of the CPU."""
-    warnings.warn(
-        "torch.get_autocast_cpu_dtype() is deprecated. Please use torch.get_autocast_dtype('cpu') instead.",
-        DeprecationWarning,
-        stacklevel=user_depth(),
-    )
+    _deprecated("get_autocast_cpu_dtype()", "get_autocast_dtype('cpu')")
     return get_autocast_dtype("cpu")
+
+
+def set_autocast_cpu_dtype(dtype: DType) -> None:
+    """Set the lower precision of the CPU."""
+    _deprecated("set_autocast_cpu_dtype(dtype)", "set_autocast_dtype('cpu', dtype)")
+    set_autocast_dtype("cpu", dtype)
+
+
+def get_autocast_gpu_dtype() -> DType:
+    """Return the lower precision of the GPU, which is that of "webgpu"."""
+    _deprecated("get_autocast_gpu_dtype()", "get_autocast_dtype('cuda')")
+    return get_autocast_dtype("webgpu")
+
+
+def set_autocast_gpu_dtype(dtype: DType) -> None:
+    """Set the lower precision of the GPU, which is that of "webgpu"."""
+    _deprecated("set_autocast_gpu_dtype(dtype)", "set_autocast_dtype('cuda', dtype)")
+    set_autocast_dtype("webgpu", dtype)
 
 
 def is_autocast_cache_enabled() -> bool:

@@ -7,6 +7,7 @@ import functools
 import math
 import os
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -177,7 +178,7 @@ class Run:
         # What written storages held before.
         self.undo: dict[Storage, Node] = {}
         # The hooks of slots, and the objects that calls were given and that may be any, by number.
-        self.hooks: dict[int, dict[int, Callable[..., object]]] = {}
+        self.hooks: dict[int, OrderedDict[int, Callable[..., Any]]] = {}
         self.opaque: list[Any] = []
         # The tensors from outside whose `data` was set since something was computed, in order, with their memory before
         # and after.
