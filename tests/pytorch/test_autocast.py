@@ -90,3 +90,25 @@ def test_recurrent_layers_give_the_lower_precision(layer: str) -> None:
         out, last = net(x)
     states = last if isinstance(last, tuple) else (last,)
     assert {out.dtype, *(s.dtype for s in states)} == {torch.float16}
+
+
+def test_a_parameter_is_cast_once_in_a_context() -> None:
+    def run(place: str) -> list[object]:
+        found: list[object] = []
+        net = torch.nn.Linear(4, 2, bias=False).to(place)
+        x = torch.ones(1, 4, device=place)
+        torch.nn.init.ones_(net.weight)
+        for cached in (True, False):
+            with torch.autocast(place, torch.bfloat16, cache_enabled=cached):
+                for _ in range(2):
+                    with torch.no_grad():
+                        found.append(net(x).tolist())
+                        net.weight.mul_(2)
+                    with torch.inference_mode():
+                        found.append(net(x).tolist())
+                    net.weight.grad = None
+                    net(x * 2).sum().backward()
+                    found.append(net.weight.grad.tolist())
+        return found
+
+    assert run("webgpu") == run("cpu")

@@ -165,6 +165,19 @@ def test_gradients_that_are_views_step_as_the_cpus(webgpu: str) -> None:
     torch.testing.assert_close(*found, **_CLOSE)
 
 
+def test_a_graph_from_before_a_step_knows_that_parameters_were_written(webgpu: str) -> None:
+    for place in ("cpu", webgpu):
+        w = torch.ones(3, requires_grad=True, device=place)
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        for _ in range(4):
+            loss = (w * w).sum()
+            loss.backward(retain_graph=True)
+            optimizer.step()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                loss.backward()
+        assert w._version == 4
+
+
 @pytest.mark.parametrize("place", ["told", "written"])
 def test_a_failure_in_the_middle_steps_nothing_twice(
     webgpu: str, monkeypatch: pytest.MonkeyPatch, place: str

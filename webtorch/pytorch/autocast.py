@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,6 +15,9 @@ from webtorch.pytorch.device import on_device
 from webtorch.pytorch.kernels import AUTOCAST_KEYS, Kernel, dispatched, overloads, tensors_of
 from webtorch.tensors.autocast import UNSAFE
 from webtorch_autoload.device import libraries
+
+# What was cast in the contexts that are open, by the id of a leaf.
+_casts: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
 
 
 def _ruled(base: str, known: set[str]) -> list[tuple[str, OpOverload]]:
@@ -38,10 +43,42 @@ def _writes(operator: OpOverload) -> bool:
 def _cast(value: object, dtype: torch.dtype) -> object:
     if isinstance(value, torch.Tensor):
         cast = value.is_floating_point() and value.dtype is not dtype and on_device(value)
-        return value.to(dtype) if cast else value
+        return _cast_of(value, dtype) if cast else value
     if isinstance(value, (list, tuple)):
         return type(value)(_cast(v, dtype) for v in value)
     return value
+
+
+def _cast_of(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor in `dtype`; a parameter is cast once until the outermost context ends, as in PyTorch."""
+    kept = (
+        x.dtype is torch.float32
+        and dtype is not torch.float32
+        and x.requires_grad
+        and x.is_leaf
+        and not x._is_view()
+        and torch.is_autocast_cache_enabled()
+        and not torch.is_inference_mode_enabled()
+    )
+    if not kept:
+        return x.to(dtype)
+    found = _casts.get(id(x))
+    if found is not None and found[0]() is x and found[1].dtype is dtype:
+        return found[1]
+    with torch.enable_grad():
+        cast = x.to(dtype)
+    _casts[id(x)] = weakref.ref(x), cast
+    return cast
+
+
+def _forget(original: Callable[[], None]) -> Callable[[], None]:
+    @functools.wraps(original)
+    def clear_autocast_cache() -> None:
+        """Forget the parameters that were cast, on all devices."""
+        _casts.clear()
+        original()
+
+    return clear_autocast_cache
 
 
 def _widest_of(values: Iterable[object], found: torch.dtype) -> torch.dtype:
@@ -88,6 +125,8 @@ def register() -> None:
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     libraries.extend((library, everything))
+    # The end of the outermost context calls it.
+    torch.clear_autocast_cache = _forget(torch.clear_autocast_cache)
     known = dispatched()
     for base, rule in AUTOCAST.items():
         for name, operator in _ruled(base, known) if rule != "whole" else ():

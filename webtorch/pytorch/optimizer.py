@@ -477,6 +477,11 @@ class _Stepper:
             if mine := done[before:]:
                 for each, now in zip(counts.values(), after):
                     torch._foreach_copy_([each[p] for p in mine], [now] * len(mine))
+        if lists[0]:
+            # Who has saved a parameter for its backward pass must not take the new value.
+            torch.autograd.graph.increment_version(
+                [param for n in done if (param := lists[0][n]) is not None]
+            )
         if len(done) < len(rows):
             usual(sorted({*range(len(rows))}.difference(done)))
 
