@@ -24,7 +24,7 @@ from webtorch import nn
 from webtorch.aten.schema import Argument, Schema, known, overloads
 from webtorch.aten.table import REDUCTIONS, load, meaning
 from webtorch.dispatch.call import Args, Callee, Kwargs, Living, Run, active, install
-from webtorch.ops.record import TABLE, Elementwise, gradient_title
+from webtorch.ops.record import RETURN_TYPES, TABLE, Elementwise, gradient_title
 from webtorch.tensors import above
 from webtorch.tensors.base import wraps
 from webtorch.tensors.engine import grad
@@ -286,7 +286,10 @@ class Dispatching:
                     "wraps others has no data. Write __torch_function__, or differentiate what is wrapped."
                 )
             return out
-        return enter(*call, functools.partial(run, args, kwargs))
+        out = enter(*call, functools.partial(run, args, kwargs))
+        # What a class or a mode gives has the names of PyTorch's results.
+        named = RETURN_TYPES.get(name) if type(out) is tuple else None
+        return out if named is None else named(out)
 
 
 dispatching = Dispatching()

@@ -281,6 +281,33 @@ def _flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> object:
     return aten.reshape(x, [*x._shape[:start], size, *x._shape[end + 1 :]])
 
 
+@composed("narrow")
+def _narrow(x: Tensor, dim: int, start: int | Tensor, length: int) -> object:
+    # What is not in bounds is refused by name.
+    size = x.shape[dim] if x.ndim and -x.ndim <= dim < x.ndim else -1
+    if isinstance(start, Tensor) or not 0 <= length <= size or not -size <= start <= size - length:
+        return NotImplemented
+    first = start % size if start < 0 else start
+    return aten.slice.Tensor(x, dim, first, first + length)
+
+
+@composed("argsort")
+def _argsort(x: Tensor, *args: object, **options: object) -> object:
+    form = aten.sort.stable if "stable" in options else aten.sort.default
+    return form(x, *args, **options)[1]
+
+
+@composed("diff")
+def _diff(
+    x: Tensor, n: int = 1, dim: int = -1, prepend: object = None, append: object = None
+) -> object:
+    size = x.shape[dim] if x.ndim else 0
+    if n != 1 or not size or x.dtype is bool_ or prepend is not None or append is not None:
+        return NotImplemented
+    before = aten.slice.Tensor(x, dim, 0, size - 1)
+    return aten.sub.Tensor(aten.slice.Tensor(x, dim, 1, size), before)
+
+
 @composed("chunk")
 def _chunk(x: Tensor, chunks: int, dim: int = 0) -> object:
     size = -(-x.shape[dim] // chunks) if chunks > 0 else 0
