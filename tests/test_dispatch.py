@@ -604,3 +604,16 @@ def test_results_of_classes_have_names(lib: Any) -> None:
     assert x.max(1).indices.elem.tolist() == [1, 0]
     assert x.sort(1, True).values.elem.tolist() == [[3, 1], [2, 0]]
     assert x.topk(1, 0).values.elem.tolist() == [[2, 3]]
+
+
+@pytest.mark.parametrize("lib", [webtorch, torch], ids=["webtorch", "torch"])
+def test_results_go_to_and_come_from_what_wraps_tensors(lib: Any) -> None:
+    """`out=` that wraps a tensor, or is given what a class computes."""
+    kind, x = wrapper_of(lib, []), lib.tensor([1.0, 3.0], device="cpu")
+    plain, wrapped = lib.zeros(4, device="cpu"), kind(lib.zeros(2, device="cpu"))
+    assert lib.cat([kind(x), kind(x)], out=plain) is plain
+    assert plain.tolist() == [1, 3, 1, 3]
+    assert lib.add(x, 1, out=wrapped) is wrapped
+    assert wrapped.elem.tolist() == [2, 4]
+    lib.index_select(kind(x), 0, lib.tensor([1, 0]), out=wrapped)
+    assert wrapped.elem.tolist() == [3, 1]

@@ -326,6 +326,8 @@ def test_texts_of_tensors_with_other_contents() -> None:
         show: Any = names
         text = show._str_intern(library.arange(2, dtype=library.int32), tensor_contents="[..]")
         assert text == "tensor([..], dtype=torch.int32)"
+        assert show._add_suffixes("A([0]", ["size=3", "x"], 2, False) == "A([0], size=3, x)"
+        assert show._add_suffixes("A([0]", ["size=3", "x"], 2, True) == "A([0],\n  size=3, x)"
         assert (
             show._str_intern(library.ones(0, 2), tensor_contents="[..]")
             == "tensor([..], size=(0, 2))"

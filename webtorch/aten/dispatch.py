@@ -280,7 +280,9 @@ class Dispatching:
         call = _packet(name).resolve(*_as_stated(callee, args, kwargs)) if known(name) else None
         if call is None:
             out = run(args, kwargs)
-            if entry is not None and type(out) is Tensor and _wrapped(args):
+            # What is written to `out=` was copied there by the classes.
+            made = type(out) is Tensor and kwargs.get("out") is None
+            if entry is not None and made and _wrapped(args):
                 raise NotImplementedError(
                     f"{callee.name}: webtorch has no operator of PyTorch's for this part of a call, and a tensor that "
                     "wraps others has no data. Write __torch_function__, or differentiate what is wrapped."
