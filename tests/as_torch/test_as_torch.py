@@ -361,7 +361,16 @@ from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
 
 found = torch.ones(2, 3).max(0)
 assert isinstance(found, torch.return_types.max) and not isinstance(found, torch.return_types.min)
+assert tuple(torch.return_types.max([1, 2])) == (1, 2) and torch.return_types.max.n_fields == 2
+try:
+    torch.return_types.sort((1, 2, 3))
+except TypeError as error:
+    assert "torch.return_types.sort() takes a 2-sequence (3-sequence given)" in str(error)
+else:
+    raise AssertionError
 assert torch._VF.lstm is torch.lstm
+assert torch.Tag.pt2_compliant_tag.value == 17 and issubclass(torch.AcceleratorError, RuntimeError)
+assert isinstance(torch.zeros(2).untyped_storage(), torch.StorageBase) and torch.Storage is torch.FloatStorage
 assert torch.__file__ == webtorch.__file__ and torch.nn.__file__.endswith("__init__.py")
 assert issubclass(torch.jit.TracerWarning, Warning)
 torch._dynamo.mark_static_address(found.values)

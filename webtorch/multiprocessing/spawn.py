@@ -1,4 +1,4 @@
-"""Processes that run one function, and how they end. May import nothing of webtorch."""
+"""Processes that run one function, and how they end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Callable, Iterable
 from multiprocessing.process import BaseProcess
 from typing import Any
+
+from webtorch.ir.lines import user_depth
 
 __all__ = [
     "ProcessContext", "ProcessException", "ProcessExitedException", "ProcessRaisedException", "spawn",
@@ -185,6 +187,6 @@ def spawn(
             f"This method only supports start_method=spawn (got: {start_method}).\n"
             "To use a different start_method use:\n\t\t torch.multiprocessing.start_processes(...)",
             FutureWarning,
-            stacklevel=2,
+            stacklevel=user_depth(),
         )
     return start_processes(fn, args, nprocs, join, daemon)

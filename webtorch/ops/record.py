@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
@@ -516,21 +516,25 @@ def return_type(name: str) -> Callable[[type[R]], type[R]]:
         return f"torch.return_types.{name}(\n" + ",\n".join(shown) + ")"
 
     def declare(results: type[R]) -> type[R]:
-        """Name the class as PyTorch's is."""
-        fields: tuple[str, ...] = results._fields  # type: ignore[attr-defined]
+        """Name the class as PyTorch's is, and let it take its fields as one sequence, as PyTorch's do."""
+        fields: Callable[..., R] = results.__new__
+        expected: int = len(results._fields)  # type: ignore[attr-defined]
 
-        def make(cls: type[tuple[object, ...]], *given: Any, **named: object) -> tuple[object, ...]:
-            """Return results: of a sequence, as programs make them, or each for itself."""
-            found = given[0] if len(given) == 1 and not named else given
-            if named:
-                found = (*given, *[named[f] for f in fields[len(given) :]])
-            if len(found) != len(fields):
-                raise TypeError(
-                    f"torch.return_types.{name}() takes a {len(fields)}-sequence ({len(found)}-sequence given)"
-                )
-            return tuple.__new__(cls, found)
+        def made(kind: type[R], *values: Any, **named: Any) -> R:
+            """Return the results."""
+            if len(values) == 1 and not named:
+                (values,) = values
+                if not isinstance(values, Sequence):
+                    raise TypeError("constructor requires a sequence")
+                if len(values) != expected:
+                    raise TypeError(
+                        f"torch.return_types.{name}() takes a {expected}-sequence ({len(values)}-sequence given)"
+                    )
+            return fields(kind, *values, **named)
 
-        results.__new__ = make  # type: ignore[assignment]
+        results.__new__ = made  # type: ignore[method-assign, assignment]
+        results.n_fields = results.n_sequence_fields = expected  # type: ignore[attr-defined]
+        results.n_unnamed_fields = 0  # type: ignore[attr-defined]
         results.__name__ = results.__qualname__ = name
         results.__repr__ = show  # type: ignore[method-assign]
         RETURN_TYPES[name] = results

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import inspect
 from collections.abc import Callable, Generator, Iterable
@@ -25,6 +26,15 @@ __all__ = [
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
+# What an operator may be said to be, as torch.Tag: a compiler's hints, which nothing here looks at.
+Tag = enum.Enum(
+    "Tag",
+    """core cudagraph_unsafe data_dependent_output dynamic_output_shape flexible_layout generated inplace inplace_view
+    maybe_aliasing_or_mutating needs_contiguous_strides needs_exact_strides needs_fixed_stride_order
+    nondeterministic_bitwise nondeterministic_seeded out out_variant pointwise pt2_compliant_tag reduction view_copy""",
+    start=0,
+    module="torch",
+)
 # "namespace::name" -> its operator.
 _OPERATORS: dict[str, CustomOpDef] = {}
 
