@@ -598,6 +598,24 @@ def test_trackers_of_users_put_their_parts_in_place(lib: Any) -> None:
 
 
 @pytest.mark.parametrize("lib", [webtorch, torch], ids=["webtorch", "torch"])
+def test_products_of_what_wraps_tensors_are_its_class_s(lib: Any) -> None:
+    """Also of types that tensors do not multiply (PyTorch Geometric's `EdgeIndex @ x`)."""
+    kind = wrapper_of(lib, [])
+
+    class Floats(kind):  # type: ignore[misc, valid-type]
+        @classmethod
+        def __torch_dispatch__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            args = [x.elem.float() if isinstance(x, cls) else x for x in args]
+            return func(*args, **(kwargs or {}))
+
+    x = Floats(lib.arange(4, device="cpu").view(2, 2))
+    assert (x @ lib.ones(2, 1, device="cpu")).tolist() == [[1], [5]]
+    assert lib.mm(x, lib.ones(2, 1, device="cpu")).tolist() == [[1], [5]]
+
+
+@pytest.mark.parametrize("lib", [webtorch, torch], ids=["webtorch", "torch"])
 def test_results_of_classes_have_names(lib: Any) -> None:
     """The tuples that a class returns get the names of PyTorch's results."""
     x = wrapper_of(lib, [])(lib.tensor([[1.0, 3.0], [2.0, 0.0]], device="cpu"))

@@ -363,6 +363,16 @@ def test_memory_of_numpy_seen_as_another_type_is_not_copied(kind: str) -> None:
     assert seen[-4:].tolist() == array.view(kind)[-4:].tolist()
 
 
+def test_classes_of_loaders_show_how_workers_start() -> None:
+    """Stand-ins that have what the class has know it (pytorch-lightning)."""
+    for library in (torch, webtorch):
+        loader = library.utils.data.DataLoader(
+            [1, 2], num_workers=1, multiprocessing_context="spawn"
+        )
+        assert "multiprocessing_context" in dir(type(loader))
+        assert loader.multiprocessing_context is not None
+
+
 def test_sizes_may_be_bools_but_the_first() -> None:
     """PyTorch looks at the first element of sizes alone (botorch's `torch.rand(n, m > 1)`)."""
     for library in (torch, webtorch):

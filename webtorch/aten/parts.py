@@ -23,6 +23,7 @@ from webtorch.ir.dtype import DType, Number, bool_, float32, int64
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.ops.primitive import fill
 from webtorch.sparse.construction import empty_compressed
+from webtorch.tensors.base import wraps
 from webtorch.tensors.formats import contiguous_format
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.tensor import Tensor, parse_to
@@ -423,6 +424,9 @@ def _matmul(x: Tensor, other: Tensor) -> object:
         return NotImplemented
     if x.ndim <= 2 and other.ndim == 1:
         return (aten.dot if x.ndim == 1 else aten.mv)(x, other)
+    if x.ndim == other.ndim == 2 and (wraps(x) or wraps(other)):
+        # Their class knows what it multiplies.
+        return aten.mm(x, other)
     # Rows of all batches are one matrix, also where that copies them, if the gradient of the other one profits.
     if other.ndim != 2 or x.ndim < 3 or x.shape[-1] != other.shape[0]:
         return NotImplemented
