@@ -92,6 +92,10 @@ CALLS: dict[str, Callable[[Any], object]] = {
         rows(t).reshape(10, 3), rows(t).transpose(0, 1).reshape(10, 3), rows(t).flatten(1), rows(t).permute(2, 0, 1),
         rows(t).contiguous(), rows(t).unsqueeze(0), rows(t).expand(4, 2, 5, 3), t.cat([rows(t), rows(t)]),
     ),
+    "shapes of others": lambda t: (
+        rows(t).narrow(2, 1, 2), t.narrow(rows(t), -1, -2, 2), rows(t).diff(), rows(t).argsort(1),
+        rows(t).argsort(dim=1, descending=True), t.argsort(rows(t), stable=True), rows(t).sort(1, True),
+    ),
     "types": lambda t: (rows(t).to(t.float64), rows(t).half(), rows(t).float()),
     "reductions": lambda t: (
         rows(t).sum(), rows(t).sum(1), rows(t).mean(0), rows(t).max(1), rows(t).argmax(1), rows(t).var(1),
@@ -300,6 +304,17 @@ def test_what_wraps_a_tensor_shows_the_device_and_the_values_of_its_class() -> N
         facts += [y.add_(1) is y, y._version]
         found.append(facts)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("lib", "ops"), LIBRARIES)
+def test_operators_have_names(lib: Any, ops: Any) -> None:
+    name = lib.overrides.resolve_name
+    assert [name(f) for f in (ops.add, ops.add.Tensor, lib.add, len)] == [
+        "aten.add",
+        "aten.add.Tensor",
+        "torch.add",
+        None,
+    ]
 
 
 def test_operators_are_objects_as_pytorchs() -> None:
@@ -580,3 +595,43 @@ def test_trackers_of_users_put_their_parts_in_place(lib: Any) -> None:
     assert [x for x in seen if x[0] == "out"] == [("out", p) for p in reversed(parts)]
     assert [x for x in seen if x[0] is True] == [(True, p) for p in reversed(parts)]
     assert tracker.parents == {"Global"}
+
+
+@pytest.mark.parametrize("lib", [webtorch, torch], ids=["webtorch", "torch"])
+def test_products_of_what_wraps_tensors_are_its_class_s(lib: Any) -> None:
+    """Also of types that tensors do not multiply (PyTorch Geometric's `EdgeIndex @ x`)."""
+    kind = wrapper_of(lib, [])
+
+    class Floats(kind):  # type: ignore[misc, valid-type]
+        @classmethod
+        def __torch_dispatch__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            args = [x.elem.float() if isinstance(x, cls) else x for x in args]
+            return func(*args, **(kwargs or {}))
+
+    x = Floats(lib.arange(4, device="cpu").view(2, 2))
+    assert (x @ lib.ones(2, 1, device="cpu")).tolist() == [[1], [5]]
+    assert lib.mm(x, lib.ones(2, 1, device="cpu")).tolist() == [[1], [5]]
+
+
+@pytest.mark.parametrize("lib", [webtorch, torch], ids=["webtorch", "torch"])
+def test_results_of_classes_have_names(lib: Any) -> None:
+    """The tuples that a class returns get the names of PyTorch's results."""
+    x = wrapper_of(lib, [])(lib.tensor([[1.0, 3.0], [2.0, 0.0]], device="cpu"))
+    assert x.max(1).indices.elem.tolist() == [1, 0]
+    assert x.sort(1, True).values.elem.tolist() == [[3, 1], [2, 0]]
+    assert x.topk(1, 0).values.elem.tolist() == [[2, 3]]
+
+
+@pytest.mark.parametrize("lib", [webtorch, torch], ids=["webtorch", "torch"])
+def test_results_go_to_and_come_from_what_wraps_tensors(lib: Any) -> None:
+    """`out=` that wraps a tensor, or is given what a class computes."""
+    kind, x = wrapper_of(lib, []), lib.tensor([1.0, 3.0], device="cpu")
+    plain, wrapped = lib.zeros(4, device="cpu"), kind(lib.zeros(2, device="cpu"))
+    assert lib.cat([kind(x), kind(x)], out=plain) is plain
+    assert plain.tolist() == [1, 3, 1, 3]
+    assert lib.add(x, 1, out=wrapped) is wrapped
+    assert wrapped.elem.tolist() == [2, 4]
+    lib.index_select(kind(x), 0, lib.tensor([1, 0]), out=wrapped)
+    assert wrapped.elem.tolist() == [3, 1]

@@ -14,6 +14,7 @@ from torch.utils.data._utils import collate as pytorchs_collate
 import webtorch
 from webtorch.as_torch.names import functorch_parts, return_types, tensor_str, top, utils
 from webtorch.data import collate as our_collate
+from webtorch.scripts import lent
 from webtorch.tensors import modes
 
 
@@ -325,7 +326,68 @@ def test_texts_of_tensors_with_other_contents() -> None:
         show: Any = names
         text = show._str_intern(library.arange(2, dtype=library.int32), tensor_contents="[..]")
         assert text == "tensor([..], dtype=torch.int32)"
+        assert show._add_suffixes("A([0]", ["size=3", "x"], 2, False) == "A([0], size=3, x)"
+        assert show._add_suffixes("A([0]", ["size=3", "x"], 2, True) == "A([0],\n  size=3, x)"
         assert (
             show._str_intern(library.ones(0, 2), tensor_contents="[..]")
             == "tensor([..], size=(0, 2))"
         )
+
+
+def test_numbers_of_numpy_are_close_to_pythons() -> None:
+    """Their types are no difference (botorch)."""
+    for library in (torch, webtorch):
+        close: Any = library.testing.assert_close
+        close(np.float64(3.0), 3.0)
+        close(3, np.int32(3))
+        with pytest.raises(AssertionError, match="Scalars are not close"):
+            close(np.float64(3.0), 3.5)
+
+
+def test_shapes_that_do_not_broadcast_are_named() -> None:
+    for library in (torch, webtorch):
+        with pytest.raises(
+            RuntimeError, match=r"at -2! Mismatching argument at index 1 had \(2, 3\); but expected"
+        ):
+            library.broadcast_shapes((4, 3), (2, 3))
+
+
+@pytest.mark.parametrize("kind", ["uint8", "int32", "float64"])
+def test_memory_of_numpy_seen_as_another_type_is_not_copied(kind: str) -> None:
+    """Its elements are not those of the memory (tensordict's `consolidate`); those of the memory itself are copied."""
+    array = np.arange(1, 65, dtype=np.float32)
+    x = webtorch.from_numpy(array)
+    assert lent._contents(x) == array.tobytes()
+    seen = x.view(getattr(webtorch, kind))
+    assert lent._contents(seen[-4:]) is None
+    assert seen[-4:].tolist() == array.view(kind)[-4:].tolist()
+
+
+def test_classes_of_loaders_show_how_workers_start() -> None:
+    """Stand-ins that have what the class has know it (pytorch-lightning)."""
+    for library in (torch, webtorch):
+        loader = library.utils.data.DataLoader(
+            [1, 2], num_workers=1, multiprocessing_context="spawn"
+        )
+        assert "multiprocessing_context" in dir(type(loader))
+        assert loader.multiprocessing_context is not None
+
+
+def test_sizes_may_be_bools_but_the_first() -> None:
+    """PyTorch looks at the first element of sizes alone (botorch's `torch.rand(n, m > 1)`)."""
+    for library in (torch, webtorch):
+        x = library.arange(4.0)
+        made = (
+            library.zeros(4, True),
+            library.ones((4, True)),
+            x.view(4, True),
+            x.reshape([4, True]),
+        )
+        assert {tuple(y.shape) for y in (*made, x.new_zeros(4, True))} == {(4, 1)}
+        for call, sizes in (
+            (x.reshape, (True, 4)),
+            (library.rand, True),
+            (library.zeros, [True, 2]),
+        ):
+            with pytest.raises(TypeError, match="must be tuple of ints"):
+                call(sizes)

@@ -122,7 +122,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.masked.maskedtensor.core": ("webtorch.masked.masked_tensor",),
     "torch.masked.maskedtensor.creation": ("webtorch.masked.masked_tensor",),
     "torch._custom_ops": ("webtorch.as_torch.names.library",),
-    "torch._dynamo.eval_frame": ("webtorch.capture",),
+    "torch._dynamo.eval_frame": ("webtorch.capture", "webtorch.as_torch.names.dynamo"),
     "torch._dynamo.utils": ("webtorch.as_torch.names.compiler_parts",),
     "torch._dynamo._trace_wrapped_higher_order_op": ("webtorch.as_torch.names.compiler_parts",),
     "torch._guards": ("webtorch.as_torch.names.compiler_parts",),

@@ -24,7 +24,7 @@ from webtorch import nn
 from webtorch.aten.schema import Argument, Schema, known, overloads
 from webtorch.aten.table import REDUCTIONS, load, meaning
 from webtorch.dispatch.call import Args, Callee, Kwargs, Living, Run, active, install
-from webtorch.ops.record import TABLE, Elementwise, gradient_title
+from webtorch.ops.record import RETURN_TYPES, TABLE, Elementwise, gradient_title
 from webtorch.tensors import above
 from webtorch.tensors.base import wraps
 from webtorch.tensors.engine import grad
@@ -280,13 +280,18 @@ class Dispatching:
         call = _packet(name).resolve(*_as_stated(callee, args, kwargs)) if known(name) else None
         if call is None:
             out = run(args, kwargs)
-            if entry is not None and type(out) is Tensor and _wrapped(args):
+            # What is written to `out=` was copied there by the classes.
+            made = type(out) is Tensor and kwargs.get("out") is None
+            if entry is not None and made and _wrapped(args):
                 raise NotImplementedError(
                     f"{callee.name}: webtorch has no operator of PyTorch's for this part of a call, and a tensor that "
                     "wraps others has no data. Write __torch_function__, or differentiate what is wrapped."
                 )
             return out
-        return enter(*call, functools.partial(run, args, kwargs))
+        out = enter(*call, functools.partial(run, args, kwargs))
+        # What a class or a mode gives has the names of PyTorch's results.
+        named = RETURN_TYPES.get(name) if type(out) is tuple else None
+        return out if named is None else named(out)
 
 
 dispatching = Dispatching()

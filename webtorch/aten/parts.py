@@ -23,6 +23,7 @@ from webtorch.ir.dtype import DType, Number, bool_, float32, int64
 from webtorch.ir.view import is_contiguous, numel
 from webtorch.ops.primitive import fill
 from webtorch.sparse.construction import empty_compressed
+from webtorch.tensors.base import wraps
 from webtorch.tensors.formats import contiguous_format
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.tensor import Tensor, parse_to
@@ -281,6 +282,33 @@ def _flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> object:
     return aten.reshape(x, [*x._shape[:start], size, *x._shape[end + 1 :]])
 
 
+@composed("narrow")
+def _narrow(x: Tensor, dim: int, start: int | Tensor, length: int) -> object:
+    # What is not in bounds is refused by name.
+    size = x.shape[dim] if x.ndim and -x.ndim <= dim < x.ndim else -1
+    if isinstance(start, Tensor) or not 0 <= length <= size or not -size <= start <= size - length:
+        return NotImplemented
+    first = start % size if start < 0 else start
+    return aten.slice.Tensor(x, dim, first, first + length)
+
+
+@composed("argsort")
+def _argsort(x: Tensor, *args: object, **options: object) -> object:
+    form = aten.sort.stable if "stable" in options else aten.sort.default
+    return form(x, *args, **options)[1]
+
+
+@composed("diff")
+def _diff(
+    x: Tensor, n: int = 1, dim: int = -1, prepend: object = None, append: object = None
+) -> object:
+    size = x.shape[dim] if x.ndim else 0
+    if n != 1 or not size or x.dtype is bool_ or prepend is not None or append is not None:
+        return NotImplemented
+    before = aten.slice.Tensor(x, dim, 0, size - 1)
+    return aten.sub.Tensor(aten.slice.Tensor(x, dim, 1, size), before)
+
+
 @composed("chunk")
 def _chunk(x: Tensor, chunks: int, dim: int = 0) -> object:
     size = -(-x.shape[dim] // chunks) if chunks > 0 else 0
@@ -396,6 +424,9 @@ def _matmul(x: Tensor, other: Tensor) -> object:
         return NotImplemented
     if x.ndim <= 2 and other.ndim == 1:
         return (aten.dot if x.ndim == 1 else aten.mv)(x, other)
+    if x.ndim == other.ndim == 2 and (wraps(x) or wraps(other)):
+        # Their class knows what it multiplies.
+        return aten.mm(x, other)
     # Rows of all batches are one matrix, also where that copies them, if the gradient of the other one profits.
     if other.ndim != 2 or x.ndim < 3 or x.shape[-1] != other.shape[0]:
         return NotImplemented

@@ -185,8 +185,13 @@ def _safe_softmax(x: Tensor, dim: int, dtype: DType | None = None) -> Tensor:
     return op.where(op.eq(op.amax(x, dim, True), float("-inf")), 0.0, out)
 
 
-@aten("sort", "sort.values_stable")
-def _sort(
+@aten("sort")
+def _sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, ...]:
+    return tuple(op.sort(x, dim, descending))
+
+
+@aten("sort.stable", "sort.values_stable")
+def _sort_stable(
     x: Tensor, stable: bool | None = None, dim: int = -1, descending: bool = False
 ) -> tuple[Tensor, ...]:
     return tuple(op.sort(x, dim, descending, bool(stable)))

@@ -233,7 +233,7 @@ class DataLoader(Generic[Batch]):
         self.drop_last = drop_last
         self.timeout = timeout
         self.worker_init_fn = worker_init_fn
-        self.multiprocessing_context = multiprocessing_context
+        self._multiprocessing_context = multiprocessing_context
         self.generator = generator
         self.prefetch_factor = 2 if num_workers and prefetch_factor is None else prefetch_factor
         self.persistent_workers = persistent_workers
@@ -253,6 +253,11 @@ class DataLoader(Generic[Batch]):
                 f"{name} attribute should not be set after {type(self).__name__} is initialized"
             )
         super().__setattr__(name, value)
+
+    @property
+    def multiprocessing_context(self) -> str | BaseContext | None:
+        """How workers that are processes are started; None of those that are threads."""
+        return self._multiprocessing_context
 
     @property
     def _dataset_kind(self) -> int:

@@ -64,13 +64,14 @@ def sizes_of(
         raise TypeError(f'{op}() missing 1 required positional arguments: "{what}"')
     for value in args:
         if type(value) is not int:
-            return tuple(_integer(op, what, v) for v in args)
+            return tuple([_integer(op, what, v, bool(i)) for i, v in enumerate(args)])
     return tuple(args)
 
 
-def _integer(op: str, what: str, value: Any) -> int:
+def _integer(op: str, what: str, value: Any, bools: bool = False) -> int:
     try:
-        if type(value) is not bool:
+        # PyTorch looks at the first element alone.
+        if bools or type(value) is not bool:
             return operator.index(value)
         raise TypeError
     except TypeError:

@@ -168,8 +168,10 @@ def get_default_nowrap_functions() -> set[Function]:
 
 
 def resolve_name(f: Callable[..., object]) -> str | None:
-    """Return the public name of a function that asks ("torch.Tensor.add"), None of others."""
-    return override.names().get(f)
+    """Return the public name of a function that asks ("torch.Tensor.add") or of an operator, None of others."""
+    # Operators stand above this module.
+    is_operator = hasattr(f, "_opname") or hasattr(f, "_qualified_op_name")
+    return str(f) if is_operator else override.names().get(f)
 
 
 class TorchFunctionMode:

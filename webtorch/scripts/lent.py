@@ -141,15 +141,16 @@ def _contents(t: Tensor) -> bytes | None:
     storage = _home(t)
     node = None if storage is None else held(storage)
     if (
-        node is None
+        storage is None
+        or node is None
         or node.host is None
         or node.kind != "buffer"
         or not is_seen(node)
         or type(t) is not Tensor
         or t._requires_grad
         or t._levels
-        # Two numbers of memory for each.
-        or t.dtype.is_complex
+        # Other elements than those of the memory: two numbers for each complex one, and views as another type.
+        or t.dtype is not storage.dtype
         or history_of(t) is not None
         or not is_contiguous(t._shape, t._strides)
     ):
@@ -157,7 +158,7 @@ def _contents(t: Tensor) -> bytes | None:
     count = numel(t._shape)
     if count * t.dtype.itemsize > _MOST_BYTES:
         return None
-    return _read(storage, int(t._offset), count)  # type: ignore[arg-type]
+    return _read(storage, int(t._offset), count)
 
 
 def _read(storage: Storage, start: int, count: int) -> bytes:

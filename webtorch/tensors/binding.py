@@ -158,15 +158,16 @@ def _of_python(value: object) -> object:
 @functools.cache
 def _whole_numbers(function: Callable[..., object]) -> dict[str, tuple[int, str]]:
     """Return the parameters of a function that take whole numbers and nothing else but None: the position of each,
-    from 1 on, and what it takes in PyTorch's words.
+    from 1 on (0: it is given by name), and what it takes in PyTorch's words.
     """
-    parameters = inspect.signature(function).parameters.values()
-    kinds = {p.name: _INTEGERS.fullmatch(str(p.annotation)) for p in parameters}
-    return {
-        name: (number, "tuple of ints" if match[1] else "int")
-        for number, (name, match) in enumerate(kinds.items(), 1)
-        if match
-    }
+    parameters = inspect.signature(function).parameters
+    found = {}
+    for number, p in enumerate(parameters.values(), 1):
+        match = _INTEGERS.fullmatch(str(p.annotation))
+        if match and p.kind is not p.VAR_POSITIONAL:
+            place = 0 if p.kind is p.KEYWORD_ONLY else number
+            found[p.name] = place, "tuple of ints" if match[1] else "int"
+    return found
 
 
 def refuse_bools(function: Callable[..., object], args: Args, kwargs: Kwargs) -> None:
@@ -175,7 +176,11 @@ def refuse_bools(function: Callable[..., object], args: Args, kwargs: Kwargs) ->
         return
     for name, (number, kind) in _whole_numbers(function).items():
         value = (
-            kwargs[name] if name in kwargs else args[number - 1] if number <= len(args) else None
+            kwargs[name]
+            if name in kwargs
+            else args[number - 1]
+            if 0 < number <= len(args)
+            else None
         )
         if type(value) is bool:
             place = "" if name in kwargs else f" (position {number - 1})"

@@ -33,6 +33,7 @@ from webtorch.ops.layout import Layout, of_operands
 from webtorch.ops.purity import warn
 from webtorch.ops.record import Autocast, Elementwise, Op, Overlap
 from webtorch.tensors import override
+from webtorch.tensors.base import wraps
 from webtorch.tensors.batching import one_by_one
 from webtorch.tensors.binding import once_more, reordered
 from webtorch.tensors.modes import mode, transforms
@@ -92,6 +93,9 @@ def store_in(out: Tensor, result: Tensor, name: str, cut: bool = False) -> Tenso
         if out._whole and strides != out._strides and memory_order(out._shape, strides) is not None:
             # It lies in memory as the result does.
             out._strides, out._whole = strides, is_contiguous(out._shape, strides)
+    if active.count and (wraps(out) or wraps(result)):
+        # Their classes have the data.
+        return out.copy_(result)
     return primitive.write(out, primitive.cast_to(result, out.dtype), fresh=False)
 
 

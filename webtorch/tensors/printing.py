@@ -191,7 +191,7 @@ def format_tensor(
         suffixes.append("requires_grad=True")
     if tangent is not None:
         suffixes.append(f"tangent={tangent}")
-    return _join_suffixes(f"{class_name}({body}", suffixes, indent, options.linewidth)
+    return join_suffixes(f"{class_name}({body}", suffixes, indent, options.linewidth)
 
 
 def format_sparse(
@@ -219,7 +219,7 @@ def format_sparse(
         size = "" if values is not None and count else f", size={sizes}"
         texts.append(f"{head}{body}{size})")
     text = "tensor(" + (",\n" + " " * indent).join(texts)
-    return _join_suffixes(text, suffixes, indent, options.linewidth, new_line)
+    return join_suffixes(text, suffixes, indent, options.linewidth, new_line)
 
 
 def elements_text(
@@ -361,9 +361,10 @@ class _Layout:
         return "[" + f",\n{margin}".join(lines) + "]"
 
 
-def _join_suffixes(
+def join_suffixes(
     text: str, suffixes: list[str], indent: int, linewidth: int, new_line: bool = False
 ) -> str:
+    """Return a text with what stands behind it, on lines of their own where they are too long."""
     # PyTorch counts the last line two characters longer than it is.
     column = len(text) - (text.rfind("\n") + 1) + 2
     for suffix in suffixes:

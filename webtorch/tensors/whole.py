@@ -84,7 +84,7 @@ def broadcast_shapes(*shapes: int | Sequence[int]) -> Size:
     none.
     """
     out: list[int] = []
-    for shape in shapes:
+    for number, shape in enumerate(shapes):
         sizes = [shape] if isinstance(shape, int) else list(shape)
         if any(s < 0 for s in sizes):
             raise RuntimeError(
@@ -94,8 +94,9 @@ def broadcast_shapes(*shapes: int | Sequence[int]) -> Size:
         for d in range(-len(sizes), 0):
             if sizes[d] != 1 and out[d] not in (1, sizes[d]):
                 raise ShapeError(
-                    f"broadcast_shapes: shape mismatch: {tuple(sizes)} does not broadcast with "
-                    f"{tuple(out)}: sizes at dim {d} must be equal or 1"
+                    f"Attempting to broadcast a dimension of length {sizes[d]} at {d}! Mismatching argument at index "
+                    f"{number} had {shape}; but expected shape should be broadcastable to {out}: sizes at dim {d} must "
+                    "be equal or 1"
                 )
             out[d] = out[d] if sizes[d] == 1 else sizes[d]
     return Size(out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cmath
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Number
 from typing import Any, NoReturn
 
 from webtorch.functions import public as webtorch
@@ -141,6 +142,7 @@ class _Pair:
 
     def numbers(self, actual: Any, expected: Any) -> None:
         """Compare two numbers within rtol and atol; by default those of float64 for floats, else 0."""
+        actual, expected = _of_python(actual), _of_python(expected)
         if self.options["dtype"] and type(actual) is not type(expected):
             self.fail(f"The (d)types do not match: {type(actual)} != {type(expected)}.")
         rtol, atol = self.options["rtol"], self.options["atol"]
@@ -263,7 +265,12 @@ def _mismatch(a: Tensor, b: Tensor, matches: Tensor, rtol: float, atol: float) -
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float | complex) and not isinstance(value, bool)
+    return isinstance(_of_python(value), int | float | complex) and not isinstance(value, bool)
+
+
+def _of_python(value: Any) -> Any:
+    """Return Python's number for one of NumPy's, and what is none as it is."""
+    return value.item() if isinstance(value, Number) and hasattr(value, "item") else value
 
 
 def _tensor(value: object) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 from webtorch.functions.storages import StorageBase as StorageBase
 from webtorch.overrides import DisableTorchFunction as DisableTorchFunction
 from webtorch.overrides import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
+from webtorch.tensors.device import device_of, resolve
 from webtorch.tensors.engine import order, will_run
 from webtorch.tensors.modes import is_grad_enabled as is_grad_enabled
 from webtorch.tensors.modes import mode
@@ -70,6 +71,11 @@ def _infer_size(a: Sequence[int], b: Sequence[int]) -> Size:
 
 def _log_api_usage_once(event: str) -> None:
     """Do nothing: nothing is logged."""
+
+
+def _get_default_device() -> str:
+    """Return the kind of device that tensors are made on."""
+    return device_of(resolve(None)).type
 
 
 def _current_graph_task_id() -> int:

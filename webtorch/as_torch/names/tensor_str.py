@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from webtorch.tensors.printing import elements_text, get_options
+from webtorch.tensors.printing import elements_text, get_options, join_suffixes
 from webtorch.tensors.printing import printoptions as printoptions
 from webtorch.tensors.tensor import Tensor
 
@@ -28,3 +28,7 @@ def _str(self: Tensor, *, tensor_contents: object = None) -> str:
 
 
 _str_intern = _str
+
+
+def _add_suffixes(tensor_str: str, suffixes: list[str], indent: int, force_newline: bool) -> str:
+    return join_suffixes(tensor_str, suffixes, indent, get_options().linewidth, force_newline)
