@@ -37,9 +37,7 @@ def _conversion(name: str, dtype: DType) -> Op:
 
     convert.__name__ = name
     convert.__doc__ = f"The tensor as {dtype}."
-    return composite(
-        name=f"_to_{name}", function_in=(), torch="", differentiable=dtype.has_gradient
-    )(convert)
+    return composite(name=f"_to_{name}", function_in=(), differentiable=dtype.has_gradient)(convert)
 
 
 # The methods that convert, and the types that they give.
@@ -102,7 +100,6 @@ def overwrite(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
 @composite(
     name="_replacing",
     function_in=(),
-    torch="",
     vjp=lambda g, _out, _old, shape, _values: (fill(shape, 0, g.dtype, g.device), None, g),
 )
 def _replacing(old: object, shape: tuple[int, ...], values: Tensor) -> Tensor:

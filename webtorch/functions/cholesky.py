@@ -62,7 +62,7 @@ def _cholesky_vjp(g: Tensor, out: Tensor, _a: Tensor, _upper: bool) -> tuple[Ten
     return (0.5 * solve_triangular(out, inner, upper=False, left=False),)
 
 
-@composite(name="_cholesky", function_in=(), torch="", vjp=_cholesky_vjp, complex_rule=True)
+@composite(name="_cholesky", function_in=(), vjp=_cholesky_vjp, complex_rule=True)
 def _cholesky(a: Tensor, upper: bool) -> tuple[Tensor, ...]:
     """(L, info) from the lower or the `upper` triangle. The gradient is that of the lower one, as
     PyTorch's is: they differ in what they say of matrices that are not Hermitian.
@@ -154,9 +154,7 @@ def _cholesky_solve_vjp(
     return gb, (factor @ common if upper else common @ factor)
 
 
-@composite(
-    name="_cholesky_solve", function_in=(), torch="", vjp=_cholesky_solve_vjp, complex_rule=True
-)
+@composite(name="_cholesky_solve", function_in=(), vjp=_cholesky_solve_vjp, complex_rule=True)
 def _cholesky_solve(b: Tensor, factor: Any, upper: bool) -> Tensor:
     lower = factor.mH if upper else factor
     return _solve_triangular(lower.mH, _solve_triangular(lower, b, False, False), True, False)
@@ -188,9 +186,7 @@ def _cholesky_inverse_vjp(g: Tensor, out: Tensor, factor: Any, upper: bool) -> t
     return (factor @ common if upper else common @ factor,)
 
 
-@composite(
-    name="_cholesky_inverse", function_in=(), torch="", vjp=_cholesky_inverse_vjp, complex_rule=True
-)
+@composite(name="_cholesky_inverse", function_in=(), vjp=_cholesky_inverse_vjp, complex_rule=True)
 def _cholesky_inverse(factor: Any, upper: bool) -> Tensor:
     one = identity(factor._shape[-1], factor).expand(factor._shape)
     return _cholesky_solve(one, factor, upper)

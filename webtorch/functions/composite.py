@@ -31,7 +31,6 @@ from webtorch.tensors.tensor import Tensor
 @composite(
     name="_softmax",
     function_in=(),
-    torch="",
     vjp=lambda g, out, _x, dim: ((g - reduce_dims(g * out, "sum", (dim,))) * out,),
 )
 def _softmax(x: Tensor, dim: int) -> Tensor:
@@ -42,7 +41,6 @@ def _softmax(x: Tensor, dim: int) -> Tensor:
 @composite(
     name="_log_softmax",
     function_in=(),
-    torch="",
     vjp=lambda g, out, _x, dim: (g - exp(out) * reduce_dims(g, "sum", (dim,)),),
 )
 def _log_softmax(x: Tensor, dim: int) -> Tensor:
@@ -149,13 +147,7 @@ def _dropped_rule(g: Tensor, _out: object, _input: object, kept: Tensor, scale: 
     return _dropped(g, kept, scale)
 
 
-@composite(
-    name="_dropped",
-    function_in=(),
-    torch="",
-    gradient_name="MulBackward0",
-    vjp=(_dropped_rule,),
-)
+@composite(name="_dropped", function_in=(), gradient_name="MulBackward0", vjp=(_dropped_rule,))
 def _dropped(input: Tensor, kept: Tensor, scale: float) -> Tensor:
     return _where(kept, input * scale, 0.0)
 

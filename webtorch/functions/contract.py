@@ -87,11 +87,7 @@ def _cotangent_of_right(
 
 
 @composite(
-    name="_bmm",
-    function_in=(),
-    torch="",
-    complex_rule=True,
-    vjp=(_cotangent_of_left, _cotangent_of_right),
+    name="_bmm", function_in=(), complex_rule=True, vjp=(_cotangent_of_left, _cotangent_of_right)
 )
 def _bmm(a: Tensor, b: Tensor, turned_a: bool, turned_b: bool) -> Tensor:
     """Return `product(a, b)`. `turned_a`, `turned_b`: how the cotangents will lie."""
@@ -136,7 +132,6 @@ def _cotangent_of_matrix(
 @composite(
     name="_mm",
     function_in=(),
-    torch="",
     complex_rule=True,
     vjp=(
         lambda g, _out, _a, b, transposed, _turned: rows_times(g, conjugate(b), not transposed),

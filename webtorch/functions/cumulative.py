@@ -107,12 +107,7 @@ def _cumprod_rule(g: Tensor, _out: Tensor, x: Tensor, dim: int) -> tuple[Tensor]
     return (_cumprod_slope(g, x, dim),)
 
 
-@composite(
-    name="_cumprod",
-    function_in=(),
-    torch="",
-    vjp=_cumprod_rule,
-)
+@composite(name="_cumprod", function_in=(), vjp=_cumprod_rule)
 def _cumprod(x: Tensor, dim: int) -> Tensor:
     return scan(x, "prod", dim)
 

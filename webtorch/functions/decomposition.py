@@ -101,7 +101,7 @@ def _eigh_vjp(g: Tensor, out: Tensor, _a: Tensor, _uplo: str) -> tuple[Tensor]:
     return (v @ cast_to(core, v.dtype) @ v.mH,)
 
 
-@composite(name="_eigh", function_in=(), torch="", vjp=_eigh_vjp, complex_rule=True, outputs=2)
+@composite(name="_eigh", function_in=(), vjp=_eigh_vjp, complex_rule=True, outputs=2)
 def _eigh(a: Tensor, uplo: str) -> tuple[Tensor, ...]:
     n = a._shape[-1]
     return call("eigh", (a,), (uplo,), ((n,), (n, n), ()))
@@ -173,7 +173,7 @@ def _eig_vjp(g: Tensor, out: Tensor, a: Tensor) -> tuple[Tensor]:
     return (found if a.dtype.is_complex else real_part(found),)
 
 
-@composite(name="_eig", function_in=(), torch="", vjp=_eig_vjp, complex_rule=True, outputs=2)
+@composite(name="_eig", function_in=(), vjp=_eig_vjp, complex_rule=True, outputs=2)
 def _eig(a: Tensor) -> tuple[Tensor, ...]:
     n = a._shape[-1]
     z = cast_to(a, a.dtype.to_complex())
@@ -255,13 +255,7 @@ def _svd_vjp(g: tuple[Any, ...], out: tuple[Tensor, ...], a: Tensor, full: bool)
 
 
 @composite(
-    name="_svd",
-    function_in=(),
-    torch="",
-    vjp=_svd_vjp,
-    complex_rule=True,
-    outputs=3,
-    saves_values=True,
+    name="_svd", function_in=(), vjp=_svd_vjp, complex_rule=True, outputs=3, saves_values=True
 )
 def _svd(a: Tensor, full: bool) -> Any:
     m, n = a._shape[-2:]
@@ -372,7 +366,7 @@ def _pinv_vjp(
     return (-((k @ out).mH) + (gh - a @ k) @ out @ ph + pk - (pk @ out) @ a,)
 
 
-@composite(name="_pinv", function_in=(), torch="", vjp=_pinv_vjp, complex_rule=True)
+@composite(name="_pinv", function_in=(), vjp=_pinv_vjp, complex_rule=True)
 def _pinv(a: Tensor, bound: Any, hermitian: bool = False) -> Tensor:
     if hermitian:
         s, u, _ = _eigh(a, "L")
@@ -469,7 +463,7 @@ def _lstsq_vjp(
     return _pinv_vjp(gp, p, a, bound)[0], p.mH @ g
 
 
-@composite(name="_lstsq", function_in=(), torch="", vjp=_lstsq_vjp, complex_rule=True)
+@composite(name="_lstsq", function_in=(), vjp=_lstsq_vjp, complex_rule=True)
 def _lstsq(a: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, ...]:
     m, n = a._shape[-2:]
     return call("lstsq", (a, b), (rcond,), ((n, b._shape[-1]), (), (min(m, n),)))
@@ -479,9 +473,7 @@ def _inverse_vjp(g: Tensor, out: Tensor, a: Tensor) -> tuple[Tensor]:
     return _pinv_vjp(g, out, a, None)
 
 
-@composite(
-    name="_inverse_of_full_rank", function_in=(), torch="", vjp=_inverse_vjp, complex_rule=True
-)
+@composite(name="_inverse_of_full_rank", function_in=(), vjp=_inverse_vjp, complex_rule=True)
 def _inverse_of_full_rank(a: Tensor) -> Tensor:
     """Return the pseudo-inverse of matrices of full rank."""
     return _gels(a, identity(a._shape[-2], a).expand((*a._shape[:-1], a._shape[-2])))[0]
@@ -492,7 +484,7 @@ def _gels_vjp(g: Tensor, _out: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Te
     return _pinv_vjp(g @ b.mH, p, a, None)[0], p.mH @ g
 
 
-@composite(name="_gels", function_in=(), torch="", vjp=_gels_vjp, complex_rule=True)
+@composite(name="_gels", function_in=(), vjp=_gels_vjp, complex_rule=True)
 def _gels(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return (x, info) by QR alone, for matrices of full rank; of zeros x is zero, as LAPACK's."""
     m, n = a._shape[-2:]
@@ -733,7 +725,7 @@ def _matrix_exp_vjp(g: Tensor, _out: Tensor, a: Tensor) -> tuple[Tensor]:
     return (_matrix_exp(joining.cat((top, bottom), -2))[..., :n, n:] * size,)
 
 
-@composite(name="_matrix_exp", function_in=(), torch="", vjp=_matrix_exp_vjp)
+@composite(name="_matrix_exp", function_in=(), vjp=_matrix_exp_vjp)
 def _matrix_exp(a: Tensor) -> Tensor:
     return call("matrix_exp", (a,), (), (a._shape[-2:],))[0]
 

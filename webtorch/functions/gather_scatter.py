@@ -191,7 +191,6 @@ def _same_type(op: str, x: Tensor, source: Tensor) -> None:
 @composite(
     name="_with_none_of",
     function_in=(),
-    torch="",
     vjp=lambda g, _out, _base, source: (g, fill(source._shape, 0, g.dtype, g.device)),
 )
 def _with_none_of(base: Any, source: Tensor) -> Tensor:

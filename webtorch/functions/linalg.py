@@ -269,7 +269,7 @@ def _solve_triangular_vjp(
     return (ga.triu(shift) if upper else ga.tril(-shift)), gb
 
 
-@composite(name="_solve_triangular", function_in=(), torch="", vjp=_solve_triangular_vjp)
+@composite(name="_solve_triangular", function_in=(), vjp=_solve_triangular_vjp)
 def _solve_triangular(a: Tensor, b: Tensor, upper: bool, unit: bool) -> Tensor:
     (x,) = call("solve_triangular", (a, b), (upper, unit), (b._shape[-2:],))
     return x
@@ -345,7 +345,7 @@ def _solve_vjp(g: Tensor, out: Tensor, a: Tensor, _b: Tensor) -> tuple[Tensor, T
     return -(gb @ out.mT), gb
 
 
-@composite(name="_solve", function_in=(), torch="", vjp=_solve_vjp)
+@composite(name="_solve", function_in=(), vjp=_solve_vjp)
 def _solve(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return call("solve", (a, b), (), (b._shape[-2:], ()))
 
@@ -406,9 +406,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return solve_ex(A, B, left=left, check_errors=True).result
 
 
-@composite(
-    name="_inv", function_in=(), torch="", vjp=lambda g, out, _a: (-(out.mT @ (g @ out.mT)),)
-)
+@composite(name="_inv", function_in=(), vjp=lambda g, out, _a: (-(out.mT @ (g @ out.mT)),))
 def _inv(a: Tensor) -> tuple[Tensor, ...]:
     return call("inv", (a,), (), (a._shape[-2:], ()))
 
@@ -531,7 +529,7 @@ def _lu_vjp(g: Tensor, out: Tensor, a: Tensor, _pivot: bool) -> tuple[Tensor]:
 
 
 # The rule needs the pivots, so they count as a result; nothing differentiates through them.
-@composite(name="_lu", function_in=(), torch="", vjp=_lu_vjp, outputs=2, saves_values=True)
+@composite(name="_lu", function_in=(), vjp=_lu_vjp, outputs=2, saves_values=True)
 def _lu(a: Tensor, pivot: bool) -> tuple[Tensor, ...]:
     m, n = a._shape[-2:]
     return call("lu_factor", (a,), (pivot,), ((m, n), (min(m, n),), ()))
@@ -736,16 +734,13 @@ def _cofactors_vjp(g: Tensor, out: Tensor, a: Tensor) -> tuple[Tensor]:
     return (inner * b - out @ g.mT @ b,)
 
 
-@composite(name="_cofactors", function_in=(), torch="", vjp=_cofactors_vjp)
+@composite(name="_cofactors", function_in=(), vjp=_cofactors_vjp)
 def _cofactors(a: Tensor) -> Tensor:
     return call("cofactors", (a,), (), (a._shape[-2:],))[0]
 
 
 @composite(
-    name="_det",
-    function_in=(),
-    torch="",
-    vjp=lambda g, _out, a: (g[..., None, None] * _cofactors(a),),
+    name="_det", function_in=(), vjp=lambda g, _out, a: (g[..., None, None] * _cofactors(a),)
 )
 def _det(a: Tensor) -> Tensor:
     packed, pivots, _ = _lu(a, True)
@@ -769,7 +764,7 @@ def _slogdet_vjp(gs: tuple[Tensor | None, ...], _outs: object, a: Tensor) -> tup
     return (a * 0 if gs[0] is None else gs[0][..., None, None] * _inv(a)[0].mT,)
 
 
-@composite(name="_slogdet", function_in=(), torch="", outputs=2, vjp=_slogdet_vjp)
+@composite(name="_slogdet", function_in=(), outputs=2, vjp=_slogdet_vjp)
 def _slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
     packed, pivots, _ = _lu(a, True)
     d = packed.diagonal(0, -2, -1)

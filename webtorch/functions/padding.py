@@ -110,7 +110,7 @@ def pad(
     return _padded(input, counts, mode, value)
 
 
-@composite(name="_pad_edges", function_in=(), torch="", autocast=Autocast(cpu="fp32"), once=True)
+@composite(name="_pad_edges", function_in=(), autocast=Autocast(cpu="fp32"), once=True)
 def _pad_edges(input: Tensor, counts: list[int], mode: str) -> Tensor:
     return _padded(input, counts, mode, None)
 

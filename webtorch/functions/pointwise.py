@@ -643,7 +643,7 @@ def _no_derivative(_g: Tensor, _out: Tensor, _x: Tensor, what: str) -> Tensor:
     raise NotImplementedError(f"the derivative for '{what}' is not implemented.")
 
 
-@composite(name="_constant", function_in=(), torch="", vjp=_no_derivative)
+@composite(name="_constant", function_in=(), vjp=_no_derivative)
 def _constant(x: Tensor, what: str) -> Tensor:
     """Return x; a gradient that arrives here raises NotImplementedError."""
     return x.clone()

@@ -250,7 +250,6 @@ def matrix_power(input: Tensor, n: int) -> Tensor:
 @composite(
     name="_farthest",
     function_in=(),
-    torch="",
     # Each of several that are equally far has the whole gradient.
     vjp=lambda g, out, x: (_where(x.abs() == out.unsqueeze(-1), x.sign() * g.unsqueeze(-1), 0.0),),
 )

@@ -171,7 +171,7 @@ def _not_negative(rates: Tensor, drawn: Tensor) -> Tensor:
 # -- directions ------------------------------------------------------------------------------------------
 
 
-@composite(family="random", function_in=(), torch="", dtypes=FLOATS)
+@composite(family="random", function_in=(), dtypes=FLOATS)
 def _sample_von_mises(concentration: Tensor, generator: Generator | None = None) -> Tensor:
     """Angles in (-pi, pi) of the von Mises distribution around 0."""
     _check_floats("_sample_von_mises", concentration=concentration)

@@ -139,7 +139,7 @@ def slice_bounds(size: int, start: int | None, stop: int | None, step: int) -> t
     return first, max(0, -(-(last - first) // step))
 
 
-@composite(family="movement", function_in=(), torch="", name="slice", traced=True)
+@composite(family="movement", function_in=(), name="slice", traced=True)
 def slice_(
     input: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:

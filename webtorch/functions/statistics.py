@@ -362,7 +362,7 @@ def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
     return _histc(input, bins, min, max)
 
 
-@composite(family="index", function_in=(), torch="", aten=("histc",), looks_at=("input",))
+@composite(family="index", function_in=(), aten=("histc",), looks_at=("input",))
 def _histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """histc() of floats and integers on each device."""
     if bins <= 0:

@@ -48,7 +48,6 @@ def _variance_slope(x: Tensor, dims: tuple[int, ...], correction: float) -> Tens
 @composite(
     name="_variance",
     function_in=(),
-    torch="",
     # The path through the mean cancels: it is left out.
     vjp=lambda g, _out, x, dims, correction: (g * _variance_slope(x, dims, correction),),
 )

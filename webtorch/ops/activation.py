@@ -51,8 +51,6 @@ threshold_backward: Elementwise = elementwise(
     tensors=("grad_output", "input"),
     numbers=("threshold",),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="grad_output, or 0 where input <= threshold.",
 )
@@ -140,7 +138,6 @@ _prelu = elementwise(
     lambda x, weight: ex.where(x > 0, x, weight * x),
     tensors=("input", "weight"),
     dtypes=FLOATS,
-    torch="",
     function_in=(),
     onnx="PRelu",
     doc="input, times weight where it is not positive.",
@@ -290,7 +287,6 @@ _gelu_tanh = elementwise(
     "_gelu_tanh",
     lambda x: x * 0.5 * (ex.tanh(x * (x * x * (0.044715 * SLOPE) + SLOPE)) + 1),
     dtypes=FLOATS,
-    torch="",
     function_in=(),
     doc="The tanh form of gelu.",
 )
@@ -317,8 +313,6 @@ _softsign_backward: Elementwise = elementwise(
     lambda g, x: g / ((ex.unary("abs", x) + 1) * (ex.unary("abs", x) + 1)),
     tensors=("grad_output", "input"),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="The gradient of softsign.",
 )
@@ -411,8 +405,6 @@ _gate = elementwise(
     lambda x, gate: x * logistic(gate),
     tensors=("input", "gate"),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="input * sigmoid(gate).",
 )

@@ -456,15 +456,16 @@ def elementwise(
         arity = code.co_argcount - len(numbers)
         tensors = {1: ("input",), 2: ("input", "other")}.get(arity) or code.co_varnames[:arity]
     defaults = defaults or {}
+    public = fields.get("function_in") != ()
     if signature is None:
         parts = [*tensors, *(f"{n}={defaults[n]!r}" if n in defaults else n for n in numbers)]
         signature = f"({', '.join(parts)})"
     op = Elementwise(
         name=name, family="elementwise", signature=signature, doc=doc, expr=expr,
         tensors=tuple(tensors), numbers=numbers, defaults=defaults,
-        torch=name if torch is None else torch,
+        torch=torch if torch is not None else name if public else "",
         # Answers in bool are no values of the tensor's own type.
-        inplace=fields.get("promotion") != "bool" if inplace is None else inplace, **fields,
+        inplace=public and fields.get("promotion") != "bool" if inplace is None else inplace, **fields,
     )  # fmt: skip
     register(op)
     return op
@@ -493,7 +494,7 @@ def composite(
         parameters = inspect.signature(function)
         op: Composite[P, R] = Composite(
             name=title, family=family, signature=signature_of(parameters), doc=doc or inspect.getdoc(function) or "",
-            torch=fields.pop("torch", title), **fields,
+            torch=fields.pop("torch", title if fields.get("function_in") != () else ""), **fields,
         )  # fmt: skip
         op.function = function
         op.written, op.parameters = inspect.unwrap(function), parameters
@@ -555,7 +556,7 @@ def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:
     derived = Elementwise(
         name=f"{op.name}_grad{slot}", family="elementwise", signature="",
         doc=f"Cotangent of {op.name} for {op.tensors[slot]}.",
-        expr=expr, tensors=("grad", *op.tensors), numbers=op.numbers, torch="", function_in=(), dtypes=FLOATS,
+        expr=expr, tensors=("grad", *op.tensors), numbers=op.numbers, function_in=(), dtypes=FLOATS,
         gradient_name=_of_gradient(op) if len(op.tensors) == 1 else "",
     )  # fmt: skip
     op._gradients[slot] = derived
@@ -635,7 +636,7 @@ def _derive_slope(op: Elementwise, slot: int) -> Slope:
     derived = Elementwise(
         name=full.name, family="elementwise", signature="", doc=full.doc, expr=expr,
         tensors=("grad", *(op.tensors[i] for i in tensors)),
-        numbers=tuple(op.numbers[i] for i in numbers), torch="", function_in=(),
+        numbers=tuple(op.numbers[i] for i in numbers), function_in=(),
         dtypes=FLOATS, gradient_name=full.gradient_name,
     )  # fmt: skip
     return Slope("formula", derived, tensors, numbers)

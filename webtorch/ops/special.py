@@ -105,8 +105,6 @@ _erfinv_backward: Elementwise = elementwise(
     lambda g, out: g * ex.exp(out * out) * (math.sqrt(math.pi) / 2),
     tensors=("grad_output", "output"),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     domain=(-2.0, 2.0),
     doc="The gradient of erfinv from its result.",
@@ -269,9 +267,7 @@ _trigamma: Elementwise = elementwise(
     _trigamma_formula,
     tensors=("input",),
     promotion="float",
-    torch="",
     function_in=(),
-    inplace=False,
     domain=(0.1, 12.0),
     doc="The derivative of digamma.",
 )
