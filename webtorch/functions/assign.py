@@ -50,7 +50,7 @@ CONVERTED = {
 CONVERSIONS: dict[str, Op] = {name: _conversion(name, dtype) for name, dtype in CONVERTED.items()}
 
 
-@composite(function_in=METHOD, torch="Tensor.type_as", example=Example(((9,), "i5")))
+@composite(function_in=METHOD, example=Example(((9,), "i5")))
 def type_as(input: Tensor, other: Tensor) -> Tensor:
     """The tensor in the dtype of another."""
     return cast_to(input, other.dtype)
@@ -305,7 +305,7 @@ def is_same_size(input: Tensor, other: Tensor) -> bool:
     return bool(input._shape == other._shape)
 
 
-@composite(function_in=METHOD, torch="Tensor.sum_to_size")
+@composite(function_in=METHOD)
 def sum_to_size(input: Tensor, *size: Any) -> Tensor:
     """Sum over the dimensions along which a tensor of `size` would be broadcast to this one."""
     shape: Sequence[int] = (

@@ -112,7 +112,6 @@ def _by_groups(x: Tensor, y: Tensor, enable_gqa: bool) -> Tensor:
 @composite(
     family="contract",
     function_in=("nn.functional",),
-    torch="nn.functional.scaled_dot_product_attention",
     autocast=LOWER,
     gradient_name="ScaledDotProductAttentionBackward0",
 )

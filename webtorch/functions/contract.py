@@ -459,7 +459,6 @@ def _linear_leads(input: Tensor, _weight: Tensor, bias: Tensor | None) -> tuple[
 @composite(
     family="contract",
     function_in=("nn.functional",),
-    torch="nn.functional.linear",
     aten=("linear",),
     direct=("linear",),
     autocast=LOWER,
@@ -521,7 +520,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 @composite(
     family="contract",
     function_in=("torch", "nn.functional"),
-    torch="nn.functional.bilinear",
     autocast=Autocast("whole", "promote"),
     own_view=True,
 )

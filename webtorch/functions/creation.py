@@ -733,33 +733,28 @@ def empty_like(new: New) -> Tensor:
     return new_memory(*new)
 
 
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_zeros")
+@composite(family="creation", function_in=METHOD)
 @of_own_kind
 def new_zeros(new: New) -> Tensor:
     """Zeros of input's dtype and device unless given."""
     return _filled(new, 0)
 
 
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_ones")
+@composite(family="creation", function_in=METHOD)
 @of_own_kind
 def new_ones(new: New) -> Tensor:
     """Ones of input's dtype and device unless given."""
     return _filled(new, 1)
 
 
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_empty", drawn=True)
+@composite(family="creation", function_in=METHOD, drawn=True)
 @of_own_kind
 def new_empty(new: New) -> Tensor:
     """Uninitialised memory of input's dtype and device unless given."""
     return new_memory(*new)
 
 
-@composite(
-    family="creation",
-    function_in=METHOD,
-    torch="Tensor.new_tensor",
-    example="makes a tensor of host data",
-)
+@composite(family="creation", function_in=METHOD, example="makes a tensor of host data")
 def new_tensor(
     input: Tensor,
     data: object,
@@ -776,7 +771,7 @@ def new_tensor(
     return finish(made_of(data, wanted, where), requires_grad)
 
 
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_full")
+@composite(family="creation", function_in=METHOD)
 def new_full(
     input: Tensor,
     size: Sequence[int],
@@ -794,7 +789,7 @@ def new_full(
     return finish(each(_full("new_full", shape, fill_value, wanted, where), input), requires_grad)
 
 
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_empty_strided", drawn=True)
+@composite(family="creation", function_in=METHOD, drawn=True)
 def new_empty_strided(
     input: Tensor,
     size: Sequence[int],

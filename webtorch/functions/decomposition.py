@@ -124,7 +124,6 @@ _NOT_CONVERGED = (
     name="linalg_eigh",
     family="index",
     function_in=LINALG,
-    torch="linalg.eigh",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgEighBackward0",
 )
@@ -139,7 +138,6 @@ def eigh(A: Tensor, UPLO: str = "L") -> Eigh:
     name="linalg_eigvalsh",
     family="index",
     function_in=LINALG,
-    torch="linalg.eigvalsh",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgEighBackward0",
 )
@@ -184,7 +182,6 @@ def _eig(a: Tensor) -> tuple[Tensor, ...]:
     name="linalg_eig",
     family="index",
     function_in=LINALG,
-    torch="linalg.eig",
     out="castable",
     gradient_name="LinalgEigBackward0",
     lapack=("linalg_eig", "linalg_eig.out"),
@@ -201,7 +198,6 @@ def linalg_eig(A: Tensor) -> Eig:
     name="linalg_eigvals",
     family="index",
     function_in=LINALG,
-    torch="linalg.eigvals",
     out="castable",
     result="eigenvalues",
     gradient_name="LinalgEigBackward0",
@@ -287,7 +283,6 @@ def _check_driver(name: str, driver: object) -> None:
     name="linalg_svd",
     family="index",
     function_in=LINALG,
-    torch="linalg.svd",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgSvdBackward0",
 )
@@ -304,7 +299,6 @@ def linalg_svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = No
     name="linalg_svdvals",
     family="index",
     function_in=LINALG,
-    torch="linalg.svdvals",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgSvdBackward0",
 )
@@ -387,7 +381,6 @@ def _largest(a: Tensor, hermitian: bool) -> Tensor:
     name="linalg_pinv",
     family="index",
     function_in=LINALG,
-    torch="linalg.pinv",
     out="castable",
     gradient_name="LinalgPinvBackward0",
 )
@@ -428,7 +421,6 @@ def pinverse(input: Tensor, rcond: float = 1e-15) -> Tensor:
     name="linalg_matrix_rank",
     family="index",
     function_in=LINALG,
-    torch="linalg.matrix_rank",
     differentiable=False,
     autocast=Autocast(cpu="fp32"),
     out="castable",
@@ -514,7 +506,6 @@ _NOT_FULL_RANK = (
     name="linalg_lstsq",
     family="index",
     function_in=LINALG,
-    torch="linalg.lstsq",
     autocast=Autocast(cpu="fp32"),
     out="cast",
     gradient_name="LinalgLstsqBackward0",
@@ -585,7 +576,6 @@ def _all_full(rank: Tensor, n: int) -> bool:
     name="linalg_matrix_norm",
     family="index",
     function_in=LINALG,
-    torch="linalg.matrix_norm",
     autocast=Autocast(gpu="fp32_result"),
 )
 def matrix_norm(
@@ -649,7 +639,7 @@ def matrix_norm(
     return result
 
 
-@composite(name="linalg_norm", family="index", function_in=LINALG, torch="linalg.norm")
+@composite(name="linalg_norm", family="index", function_in=LINALG)
 def linalg_norm(
     A: Tensor,
     ord: Any = None,
@@ -684,7 +674,6 @@ def linalg_norm(
     name="linalg_cond",
     family="index",
     function_in=LINALG,
-    torch="linalg.cond",
     autocast=Autocast(cpu="fp32"),
     out="castable",
 )

@@ -279,7 +279,6 @@ def _solve_triangular(a: Tensor, b: Tensor, upper: bool, unit: bool) -> Tensor:
     name="linalg_solve_triangular",
     family="index",
     function_in=LINALG,
-    torch="linalg.solve_triangular",
     gradient_name="LinalgSolveTriangularBackward0",
 )
 def solve_triangular(
@@ -373,7 +372,6 @@ def _system(name: str, A: Tensor, B: Tensor, left: bool) -> tuple[Any, Any, bool
     name="linalg_solve_ex",
     family="index",
     function_in=LINALG,
-    torch="linalg.solve_ex",
     gradient_name="LinalgSolveExBackward0",
 )
 def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> SolveEx:
@@ -397,7 +395,6 @@ _SINGULAR = "The solver failed because the input matrix is singular."
     name="linalg_solve",
     family="index",
     function_in=LINALG,
-    torch="linalg.solve",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgSolveExBackward0",
 )
@@ -415,7 +412,6 @@ def _inv(a: Tensor) -> tuple[Tensor, ...]:
     name="linalg_inv_ex",
     family="index",
     function_in=LINALG,
-    torch="linalg.inv_ex",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgInvExBackward0",
 )
@@ -436,7 +432,6 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> InvEx:
     name="linalg_inv",
     family="index",
     function_in=LINALG,
-    torch="linalg.inv",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgInvExBackward0",
 )
@@ -457,7 +452,6 @@ def inverse(input: Tensor) -> Tensor:
     name="linalg_tensorsolve",
     family="index",
     function_in=LINALG,
-    torch="linalg.tensorsolve",
     autocast=Autocast(cpu="fp32"),
     out="castable",
     other_names={"other": "B"},
@@ -481,7 +475,6 @@ def tensorsolve(A: Tensor, B: Tensor, dims: Any = None) -> Tensor:
     name="linalg_tensorinv",
     family="index",
     function_in=LINALG,
-    torch="linalg.tensorinv",
     autocast=Autocast(cpu="fp32"),
     out="castable",
 )
@@ -546,7 +539,6 @@ def _check_pivot(name: str, a: Tensor, pivot: bool) -> None:
     name="linalg_lu_factor_ex",
     family="index",
     function_in=LINALG,
-    torch="linalg.lu_factor_ex",
     gradient_name="LinalgLuFactorExBackward0",
 )
 def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> LUFactorEx:
@@ -567,7 +559,6 @@ def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -
     name="linalg_lu_factor",
     family="index",
     function_in=LINALG,
-    torch="linalg.lu_factor",
     gradient_name="LinalgLuFactorExBackward0",
 )
 def lu_factor(A: Tensor, *, pivot: bool = True) -> LUFactor:
@@ -656,13 +647,7 @@ def _unpacked(
     return LUUnpack(p, lower, upper)
 
 
-@composite(
-    name="linalg_lu",
-    family="index",
-    function_in=LINALG,
-    torch="linalg.lu",
-    gradient_name="LinalgLuBackward0",
-)
+@composite(name="linalg_lu", family="index", function_in=LINALG, gradient_name="LinalgLuBackward0")
 def linalg_lu(A: Tensor, *, pivot: bool = True) -> LU:
     """(P, L, U) with A = P L U."""
     check_matrix("linalg.lu", A, "A")
@@ -674,7 +659,6 @@ def linalg_lu(A: Tensor, *, pivot: bool = True) -> LU:
     name="linalg_lu_solve",
     family="index",
     function_in=LINALG,
-    torch="linalg.lu_solve",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgLuSolveBackward0",
 )
@@ -782,7 +766,6 @@ def _complex_slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
     name="linalg_slogdet",
     family="index",
     function_in=LINALG,
-    torch="linalg.slogdet",
     gradient_name="LinalgSlogdetBackward0",
 )
 def linalg_slogdet(A: Tensor) -> Slogdet:
@@ -815,9 +798,7 @@ def logdet(input: Tensor) -> Tensor:
 # -- structured matrices ------------------------------------------------------------------------------
 
 
-@composite(
-    name="linalg_vander", family="index", function_in=LINALG, torch="linalg.vander", refuses=BOOL
-)
+@composite(name="linalg_vander", family="index", function_in=LINALG, refuses=BOOL)
 def linalg_vander(x: Tensor, *, N: int | None = None) -> Tensor:
     """The matrix of powers 0 to N - 1 of the elements, one row for each."""
     if N is not None and N <= 1:
@@ -832,7 +813,7 @@ def linalg_vander(x: Tensor, *, N: int | None = None) -> Tensor:
     return joining.cat((ones, value.expand((*x._shape, count - 1)).cumprod(-1)), -1)
 
 
-@composite(name="linalg_diagonal", family="index", function_in=LINALG, torch="linalg.diagonal")
+@composite(name="linalg_diagonal", family="index", function_in=LINALG)
 def linalg_diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """The diagonals of matrices, as a view."""
     return slicing.diagonal(A, offset, dim1, dim2)

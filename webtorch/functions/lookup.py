@@ -57,13 +57,7 @@ def _rows(input: Tensor, weight: Tensor, *_: object, **__: object) -> None:
     check_places("embedding", input, weight._shape[0], "index out of range in self. ")
 
 
-@composite(
-    family="index",
-    function_in=FUNCTIONAL,
-    torch="nn.functional.one_hot",
-    example=Example(("i5",), (5,)),
-    values=_classes,
-)
+@composite(family="index", function_in=FUNCTIONAL, example=Example(("i5",), (5,)), values=_classes)
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """1 at the class of each element, in a new last dimension.
 
@@ -114,7 +108,6 @@ def _renormalize(weight: Tensor, flat: Tensor, max_norm: float, norm_type: float
 @composite(
     family="index",
     function_in=FUNCTIONAL,
-    torch="nn.functional.embedding",
     gradient_name="EmbeddingBackward0",
     example=Example(("i5", (5, 3))),
     values=_rows,

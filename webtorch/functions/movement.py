@@ -130,9 +130,7 @@ def _inferred(op: str, x: Tensor, sizes: Shape) -> Shape:
         ) from None
 
 
-@composite(
-    family="movement", function_in=METHOD, torch="Tensor.view", geometry=("view", "_reshape_alias")
-)
+@composite(family="movement", function_in=METHOD, geometry=("view", "_reshape_alias"))
 def view(
     input: Tensor, *args: Any, size: Sequence[int] | None = None, dtype: DType | None = None
 ) -> Tensor:
@@ -199,13 +197,13 @@ def reshape(input: Tensor, *args: object, shape: Sequence[int] | None = None) ->
     return out
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.view_as")
+@composite(family="movement", function_in=METHOD)
 def view_as(input: Tensor, other: Tensor) -> Tensor:
     """A view in the shape of `other`."""
     return view(input, other._shape)
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.reshape_as")
+@composite(family="movement", function_in=METHOD)
 def reshape_as(input: Tensor, other: Tensor) -> Tensor:
     """The elements in the shape of `other`."""
     return reshape(input, other._shape)
@@ -283,7 +281,7 @@ def unsqueeze(input: Tensor, dim: int) -> Tensor:
     )
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.expand", grows=True)
+@composite(family="movement", function_in=METHOD, grows=True)
 def expand(
     input: Tensor, *args: object, size: Sequence[int] | None = None, implicit: bool = False
 ) -> Tensor:
@@ -327,7 +325,7 @@ def expanded(op: str, x: Tensor, size: Shape) -> Tensor:
     return as_view(x, new, tuple(strides), x._offset, vjp=sum_to, args=(old,), name="Expand")
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.expand_as")
+@composite(family="movement", function_in=METHOD)
 def expand_as(input: Tensor, other: Tensor) -> Tensor:
     """Expanded to the shape of `other`."""
     return expanded("expand_as", input, other._shape)
@@ -442,13 +440,13 @@ def _matrix_transpose(name: str, x: Tensor) -> Tensor:
     return swapped(x, -2, -1)
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.mT")
+@composite(family="movement", function_in=METHOD)
 def mT(input: Tensor) -> Tensor:
     """The last two dimensions exchanged (a property)."""
     return _matrix_transpose("mT", input)
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.mH")
+@composite(family="movement", function_in=METHOD)
 def mH(input: Tensor) -> Tensor:
     """The conjugate transpose, which is mT for real types (a property)."""
     return conjugate(_matrix_transpose("mH", input))
@@ -460,7 +458,7 @@ def adjoint(input: Tensor) -> Tensor:
     return conjugate(_matrix_transpose("adjoint", input))
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.T", name="T")
+@composite(family="movement", function_in=METHOD, name="T")
 def _T(input: Tensor) -> Tensor:
     """All dimensions in reverse order (a property)."""
     rank = len(input._shape)
@@ -477,7 +475,7 @@ def _T(input: Tensor) -> Tensor:
     return permuted(input, tuple(reversed(range(rank))))
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.H", name="H")
+@composite(family="movement", function_in=METHOD, name="H")
 def _H(input: Tensor) -> Tensor:
     """The conjugate transpose of a matrix (a property)."""
     if len(input._shape) not in (0, 2):
@@ -541,20 +539,14 @@ def become(x: Tensor, seen: Any) -> Tensor:
     return x
 
 
-@composite(
-    family="movement", name="t_", function_in=METHOD, torch="Tensor.t_", example=Example(((4, 6),))
-)
+@composite(family="movement", name="t_", function_in=METHOD, example=Example(((4, 6),)))
 def t_(input: Tensor) -> Tensor:
     """Transpose a matrix in place: only the strides change."""
     return become(input, t(input))
 
 
 @composite(
-    family="movement",
-    name="transpose_",
-    function_in=METHOD,
-    torch="Tensor.transpose_",
-    example=Example(((3, 4, 2),), (0, 2)),
+    family="movement", name="transpose_", function_in=METHOD, example=Example(((3, 4, 2),), (0, 2))
 )
 def transpose_(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Exchange two dimensions in place: only the strides change."""
@@ -562,11 +554,7 @@ def transpose_(input: Tensor, dim0: int, dim1: int) -> Tensor:
 
 
 @composite(
-    family="movement",
-    name="swapaxes_",
-    function_in=METHOD,
-    torch="Tensor.swapaxes_",
-    example=Example(((3, 4, 2),), (0, 1)),
+    family="movement", name="swapaxes_", function_in=METHOD, example=Example(((3, 4, 2),), (0, 1))
 )
 def swapaxes_(input: Tensor, axis0: int, axis1: int) -> Tensor:
     """Exchange two dimensions in place: only the strides change."""
@@ -574,35 +562,21 @@ def swapaxes_(input: Tensor, axis0: int, axis1: int) -> Tensor:
 
 
 @composite(
-    family="movement",
-    name="swapdims_",
-    function_in=METHOD,
-    torch="Tensor.swapdims_",
-    example=Example(((3, 4, 2),), (1, 2)),
+    family="movement", name="swapdims_", function_in=METHOD, example=Example(((3, 4, 2),), (1, 2))
 )
 def swapdims_(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Exchange two dimensions in place: only the strides change."""
     return become(input, swapped(input, dim0, dim1))
 
 
-@composite(
-    family="movement",
-    name="squeeze_",
-    function_in=METHOD,
-    torch="Tensor.squeeze_",
-    example=Example(((3, 1, 2),)),
-)
+@composite(family="movement", name="squeeze_", function_in=METHOD, example=Example(((3, 1, 2),)))
 def squeeze_(input: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """Drop dimensions of size 1 in place."""
     return become(input, squeeze(input, dim))
 
 
 @composite(
-    family="movement",
-    name="unsqueeze_",
-    function_in=METHOD,
-    torch="Tensor.unsqueeze_",
-    example=Example(((3, 2),), (1,)),
+    family="movement", name="unsqueeze_", function_in=METHOD, example=Example(((3, 2),), (1,))
 )
 def unsqueeze_(input: Tensor, dim: int) -> Tensor:
     """Add a dimension of size 1 in place."""
@@ -640,7 +614,7 @@ def strides_for(shape: Shape, strides: Shape, memory_format: MemoryFormat | None
     return strides_like(shape, strides)
 
 
-@composite(family="movement", torch="clone")
+@composite(family="movement")
 def clone(input: Tensor, *, memory_format: MemoryFormat | None = None) -> Tensor:
     """A copy in new memory, by default with its dims in the order that they have in `input`."""
     if input._levels and memory_format in (channels_last, channels_last_3d):
@@ -651,7 +625,7 @@ def clone(input: Tensor, *, memory_format: MemoryFormat | None = None) -> Tensor
     return laid_out(strides_for(input._shape, input._strides, memory_format), copy, input)
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.contiguous")
+@composite(family="movement", function_in=METHOD)
 def contiguous(input: Tensor, memory_format: MemoryFormat | None = None) -> Tensor:
     """The tensor itself when its elements lie in row-major order, else a copy that is so."""
     if input._levels and memory_format in (channels_last, channels_last_3d):

@@ -116,7 +116,6 @@ def last_dims(
 
 
 @composite(
-    torch="nn.functional.layer_norm",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
@@ -147,7 +146,6 @@ def layer_norm(
 
 
 @composite(
-    torch="nn.functional.rms_norm",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
@@ -187,7 +185,6 @@ def _check_channels(name: str, channels: int, **vectors: Any) -> None:
 
 
 @composite(
-    torch="nn.functional.group_norm",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
@@ -298,7 +295,6 @@ def _batch_statistics(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]
 
 
 @composite(
-    torch="nn.functional.batch_norm",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     autocast=WHOLE,
@@ -364,7 +360,6 @@ def batch_norm(
 
 
 @composite(
-    torch="nn.functional.instance_norm",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     autocast=WHOLE,

@@ -101,7 +101,6 @@ def qr_factors(a: Tensor, mode: str) -> Any:
     name="linalg_qr",
     family="index",
     function_in=LINALG,
-    torch="linalg.qr",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgQrBackward0",
 )
@@ -211,7 +210,6 @@ def reflected(v: Tensor, tau: Tensor, x: Tensor, adjoint: bool = False) -> Tenso
     family="index",
     function_in=LINALG,
     aliases=(),
-    torch="linalg.householder_product",
     autocast=Autocast(cpu="fp32"),
     out="castable",
     gradient_name="LinalgHouseholderProductBackward0",

@@ -60,12 +60,7 @@ def _circular(x: Tensor, dim: int, low: int, high: int, name: str) -> list[Tenso
 _EDGES = {"reflect": _reflect, "replicate": _replicate, "circular": _circular}
 
 
-@composite(
-    family="movement",
-    function_in=("nn.functional",),
-    torch="nn.functional.pad",
-    layout=ChannelsLastAs(0),
-)
+@composite(family="movement", function_in=("nn.functional",), layout=ChannelsLastAs(0))
 def pad(
     input: Tensor, pad: Sequence[int], mode: str = "constant", value: Scalar | None = None
 ) -> Tensor:

@@ -44,12 +44,7 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     return (a * b).reshape(tuple(x * y for x, y in zip(sizes_a, sizes_b, strict=True)))
 
 
-@composite(
-    family="contract",
-    function_in=("linalg",),
-    torch="linalg.multi_dot",
-    autocast=Autocast(gpu="lower"),
-)
+@composite(family="contract", function_in=("linalg",), autocast=Autocast(gpu="lower"))
 def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
     """Return the product of two or more matrices, in the order that costs least; the ends may be vectors."""
     given = list(tensors)
@@ -134,11 +129,7 @@ def chain_matmul(*matrices: Any) -> Tensor:
 
 
 @composite(
-    family="contract",
-    function_in=("linalg",),
-    torch="linalg.cross",
-    gradient_name="LinalgCrossBackward0",
-    overlap="none",
+    family="contract", function_in=("linalg",), gradient_name="LinalgCrossBackward0", overlap="none"
 )
 def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     """Return the vector products along `dim`, which must have size 3."""
@@ -181,13 +172,7 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     return linalg_cross(input, other, dim=dim)
 
 
-@composite(
-    family="contract",
-    function_in=("linalg",),
-    torch="linalg.vecdot",
-    autocast=LOWER,
-    refuses=NOT_FLOATS,
-)
+@composite(family="contract", function_in=("linalg",), autocast=LOWER, refuses=NOT_FLOATS)
 def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
     """Return the sums of the products along `dim`; the other dimensions broadcast."""
     check_types("linalg.vecdot", x, y)

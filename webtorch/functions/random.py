@@ -183,9 +183,7 @@ def default_generator(device: DeviceLike = None) -> Generator:
     return found
 
 
-@composite(
-    family="random", function_in=TORCH, torch="manual_seed", example="is about the generator"
-)
+@composite(family="random", function_in=TORCH, example="is about the generator")
 def manual_seed(seed: int) -> Generator:
     """Seed the generators of all devices, which then give the same numbers. Returns the CPU's."""
     global _seed_of_all
@@ -196,7 +194,7 @@ def manual_seed(seed: int) -> Generator:
     return default_generator("cpu")
 
 
-@composite(family="random", function_in=TORCH, torch="seed", example="is about the generator")
+@composite(family="random", function_in=TORCH, example="is about the generator")
 def seed() -> int:
     """Seed the generators of all devices from the system, and return the seed."""
     value = Generator("cpu").seed()
@@ -204,25 +202,19 @@ def seed() -> int:
     return value
 
 
-@composite(
-    family="random", function_in=TORCH, torch="initial_seed", example="is about the generator"
-)
+@composite(family="random", function_in=TORCH, example="is about the generator")
 def initial_seed() -> int:
     """Return the seed of the CPU's generator."""
     return default_generator("cpu").initial_seed()
 
 
-@composite(
-    family="random", function_in=TORCH, torch="get_rng_state", example="is about the generator"
-)
+@composite(family="random", function_in=TORCH, example="is about the generator")
 def get_rng_state() -> Tensor:
     """Return the state of the CPU's generator."""
     return default_generator("cpu").get_state()
 
 
-@composite(
-    family="random", function_in=TORCH, torch="set_rng_state", example="is about the generator"
-)
+@composite(family="random", function_in=TORCH, example="is about the generator")
 def set_rng_state(new_state: Tensor) -> None:
     """Set the state of the CPU's generator."""
     default_generator("cpu").set_state(new_state)

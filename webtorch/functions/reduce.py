@@ -664,7 +664,6 @@ def _p_norm(x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
 
 @composite(
     name="vector_norm",
-    torch="linalg.vector_norm",
     family="reduce",
     dtypes=FLOATS,
     function_in=("linalg",),

@@ -116,7 +116,6 @@ def segment_reduce(
 @composite(
     family="index",
     function_in=("torch", "nn.functional"),
-    torch="nn.functional.pdist",
     autocast=Autocast(gpu="fp32"),
     gradient_name="PdistBackward0",
 )

@@ -514,9 +514,7 @@ def _overlap(g: Tensor, shape: Shape, dim: int, size: int, step: int) -> Tensor:
     return pad_dim(g, dim, 0, shape[dim] - length)
 
 
-@composite(
-    family="movement", function_in=METHOD, torch="Tensor.unfold", traced=True, geometry=("unfold",)
-)
+@composite(family="movement", function_in=METHOD, traced=True, geometry=("unfold",))
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """The view of all windows of `size` along `dimension`, `step` apart; the window is the last dimension."""
     shape, strides = input._shape, input._strides

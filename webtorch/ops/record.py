@@ -435,6 +435,18 @@ def register(op: Op) -> Op:
     return op
 
 
+def _named(name: str, fields: Mapping[str, Any]) -> str:
+    """Return what PyTorch calls an entry that says where users find it, but not that name."""
+    places = fields.get("function_in", ("torch",))
+    if "nn.functional" in places and "Tensor" not in places:
+        place = "nn.functional"
+    elif not places or "torch" in places:
+        return name if places else ""
+    else:
+        place = places[0]
+    return f"{place}.{public_name(name, place)}"
+
+
 def elementwise(
     name: str,
     expr: Callable[..., Expr],
@@ -463,7 +475,7 @@ def elementwise(
     op = Elementwise(
         name=name, family="elementwise", signature=signature, doc=doc, expr=expr,
         tensors=tuple(tensors), numbers=numbers, defaults=defaults,
-        torch=torch if torch is not None else name if public else "",
+        torch=_named(name, fields) if torch is None else torch,
         # Answers in bool are no values of the tensor's own type.
         inplace=public and fields.get("promotion") != "bool" if inplace is None else inplace, **fields,
     )  # fmt: skip
@@ -494,7 +506,7 @@ def composite(
         parameters = inspect.signature(function)
         op: Composite[P, R] = Composite(
             name=title, family=family, signature=signature_of(parameters), doc=doc or inspect.getdoc(function) or "",
-            torch=fields.pop("torch", title if fields.get("function_in") != () else ""), **fields,
+            torch=fields.pop("torch", _named(title, fields)), **fields,
         )  # fmt: skip
         op.function = function
         op.written, op.parameters = inspect.unwrap(function), parameters
