@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
@@ -493,19 +494,20 @@ def composite(
     *,
     doc: str | None = None,
     name: str | None = None,
-    family: Family = "composite",
+    family: Family | None = None,
     **fields: Any,
 ) -> Callable[[Callable[P, R]], Composite[P, R]]:
-    """Declare an op written with other ops: decorate the function. Its derivative follows from its
-    parts.
+    """Declare an op written with other ops: decorate the function. Its derivative follows from its parts. A file whose
+    entries are of one family says so, as FAMILY.
     """
 
     def declare(function: Callable[P, R]) -> Composite[P, R]:
         """Put the entry of a function into the table."""
         title = name or function.__name__.rstrip("_")
         parameters = inspect.signature(function)
+        kind: Family = family or vars(sys.modules[function.__module__]).get("FAMILY", "composite")
         op: Composite[P, R] = Composite(
-            name=title, family=family, signature=signature_of(parameters), doc=doc or inspect.getdoc(function) or "",
+            name=title, family=kind, signature=signature_of(parameters), doc=doc or inspect.getdoc(function) or "",
             torch=fields.pop("torch", _named(title, fields)), **fields,
         )  # fmt: skip
         op.function = function
