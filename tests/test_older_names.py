@@ -81,6 +81,14 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "new data": lambda t: t.zeros(2, dtype=t.float64).new([[1, 2], [3, 4]]),
     "new shape": lambda t: tuple(t.zeros(2).new(2, 3).shape),
     "new Size": lambda t: tuple(t.zeros(2).new(t.Size([4, 1])).shape),
+    "is_distributed": lambda t: (_x(t, 2).is_distributed(), t.is_distributed(_x(t, 2))),
+    "weights of convolutions": lambda t: [
+        [*c.weight.stride(), isinstance(c.weight, t.nn.Parameter)]
+        for c in t.nn.utils.convert_conv2d_weight_memory_format(
+            t.nn.Sequential(t.nn.Conv2d(3, 4, 2), t.nn.ConvTranspose2d(4, 3, 2), t.nn.Conv3d(2, 3, 2)),
+            t.channels_last,
+        )
+    ],
     "resize": lambda t: _x(t, 2, 3).resize(3, 2),
     "resize_as": lambda t: _x(t, 2, 3).resize_as(t.zeros(6)),
     "dim_order": lambda t: t.zeros(2, 3, 4).permute(2, 0, 1).dim_order(),

@@ -36,15 +36,16 @@ _ROOMS = {
 _BY_ROOM = {
     "webtorch.amp": "GradScaler",
     "webtorch.amp.autocast_mode": """autocast autocast_decrement_nesting autocast_increment_nesting
-        clear_autocast_cache get_autocast_cpu_dtype get_autocast_dtype is_autocast_cache_enabled
-        is_autocast_cpu_enabled is_autocast_enabled set_autocast_cache_enabled set_autocast_dtype
-        set_autocast_enabled""",
-    "webtorch.autograd.anomaly_mode": "is_anomaly_check_nan_enabled is_anomaly_enabled",
+        clear_autocast_cache get_autocast_cpu_dtype get_autocast_dtype get_autocast_gpu_dtype
+        is_autocast_cache_enabled is_autocast_cpu_enabled is_autocast_enabled set_autocast_cache_enabled
+        set_autocast_cpu_dtype set_autocast_cpu_enabled set_autocast_dtype set_autocast_enabled
+        set_autocast_gpu_dtype""",
+    "webtorch.autograd.anomaly_mode": "is_anomaly_check_nan_enabled is_anomaly_enabled set_anomaly_enabled",
     "webtorch.capture": "compile mark_dynamic",
     "webtorch.func.control_flow": "cond while_loop",
     "webtorch.functions.storages": """BFloat16Storage BoolStorage ByteStorage CharStorage ComplexDoubleStorage
         ComplexFloatStorage DoubleStorage FloatStorage HalfStorage IntStorage LongStorage ShortStorage
-        TypedStorage UntypedStorage is_storage""",
+        StorageBase TypedStorage UntypedStorage is_storage""",
     "webtorch.io.checkpoint": "load save",
     "webtorch.nn.native": """adaptive_max_pool1d affine_grid_generator binary_cross_entropy_with_logits
         convolution ctc_loss embedding_bag embedding_renorm_ feature_dropout max_pool1d_with_indices

@@ -52,12 +52,16 @@ from webtorch.amp.autocast_mode import autocast_increment_nesting as autocast_in
 from webtorch.amp.autocast_mode import clear_autocast_cache as clear_autocast_cache
 from webtorch.amp.autocast_mode import get_autocast_cpu_dtype as get_autocast_cpu_dtype
 from webtorch.amp.autocast_mode import get_autocast_dtype as get_autocast_dtype
+from webtorch.amp.autocast_mode import get_autocast_gpu_dtype as get_autocast_gpu_dtype
 from webtorch.amp.autocast_mode import is_autocast_cache_enabled as is_autocast_cache_enabled
 from webtorch.amp.autocast_mode import is_autocast_cpu_enabled as is_autocast_cpu_enabled
 from webtorch.amp.autocast_mode import is_autocast_enabled as is_autocast_enabled
 from webtorch.amp.autocast_mode import set_autocast_cache_enabled as set_autocast_cache_enabled
+from webtorch.amp.autocast_mode import set_autocast_cpu_dtype as set_autocast_cpu_dtype
+from webtorch.amp.autocast_mode import set_autocast_cpu_enabled as set_autocast_cpu_enabled
 from webtorch.amp.autocast_mode import set_autocast_dtype as set_autocast_dtype
 from webtorch.amp.autocast_mode import set_autocast_enabled as set_autocast_enabled
+from webtorch.amp.autocast_mode import set_autocast_gpu_dtype as set_autocast_gpu_dtype
 from webtorch.as_torch import install_as_torch as install_as_torch
 from webtorch.as_torch import uninstall_as_torch as uninstall_as_torch
 from webtorch.as_torch.names import hub as hub
@@ -67,6 +71,7 @@ from webtorch.autograd.anomaly_mode import (
     is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled,
 )
 from webtorch.autograd.anomaly_mode import is_anomaly_enabled as is_anomaly_enabled
+from webtorch.autograd.anomaly_mode import set_anomaly_enabled as set_anomaly_enabled
 from webtorch.backends import mps as mps
 from webtorch.capture import compile as compile
 from webtorch.capture import mark_dynamic as mark_dynamic
@@ -87,6 +92,7 @@ from webtorch.functions.storages import HalfStorage as HalfStorage
 from webtorch.functions.storages import IntStorage as IntStorage
 from webtorch.functions.storages import LongStorage as LongStorage
 from webtorch.functions.storages import ShortStorage as ShortStorage
+from webtorch.functions.storages import StorageBase as StorageBase
 from webtorch.functions.storages import TypedStorage as TypedStorage
 from webtorch.functions.storages import UntypedStorage as UntypedStorage
 from webtorch.functions.storages import is_storage as is_storage

@@ -80,6 +80,31 @@ def test_amp_names_are_the_same_objects() -> None:
     assert not webtorch.amp.is_autocast_available("vulkan")
 
 
+def test_older_names_of_the_settings_warn_as_pytorchs() -> None:
+    def said(lib: Any, name: str, *args: Any) -> list[str]:
+        with pytest.warns(DeprecationWarning, match="is deprecated") as found:
+            getattr(lib, name)(*args)
+        return [str(w.message).partition(" (Triggered")[0] for w in found]
+
+    for name in (
+        "set_autocast_cpu_enabled",
+        "is_autocast_cpu_enabled",
+        "get_autocast_cpu_dtype",
+        "get_autocast_gpu_dtype",
+    ):
+        args = (False,) if name.startswith("set") else ()
+        assert said(webtorch, name, *args) == said(torch, name, *args)
+    for name, kind in (("set_autocast_cpu_dtype", "cpu"), ("set_autocast_gpu_dtype", "webgpu")):
+        before = webtorch.get_autocast_dtype(kind)
+        try:
+            assert said(webtorch, name, webtorch.float32) == said(
+                torch, name, torch.float16 if kind != "cpu" else torch.bfloat16
+            )
+            assert webtorch.get_autocast_dtype(kind) is webtorch.float32
+        finally:
+            webtorch.set_autocast_dtype(kind, before)
+
+
 def test_what_is_not_supported_is_said() -> None:
     with pytest.raises(RuntimeError, match="unsupported autocast device_type 'vulkan'"):
         webtorch.autocast("vulkan")
@@ -130,17 +155,21 @@ def test_a_parameter_is_cast_once() -> None:
     assert counts == {True: 1, False: 2}
 
 
-def test_a_parameter_that_was_changed_is_cast_again() -> None:
+def test_a_parameter_that_was_changed_is_cast_again_in_the_next_context() -> None:
     weight = webtorch.nn.Parameter(webtorch.ones(2, 2))
     x = webtorch.ones(1, 2)
     with webtorch.autocast("cpu"):
         assert (x @ weight).tolist() == [[2.0, 2.0]]
         with webtorch.no_grad():
             weight.mul_(3)
+        with webtorch.autocast("cpu"):
+            pass
+        assert (x @ weight).tolist() == [[2.0, 2.0]]
+    with webtorch.autocast("cpu"):
         assert (x @ weight).tolist() == [[6.0, 6.0]]
 
 
-def test_a_cast_without_gradient_is_not_used_for_one_with() -> None:
+def test_a_cast_that_was_made_without_gradients_has_one() -> None:
     weight = webtorch.nn.Parameter(webtorch.ones(2, 2))
     x = webtorch.ones(1, 2)
     with webtorch.autocast("cpu"):

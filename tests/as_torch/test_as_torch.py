@@ -285,6 +285,43 @@ def test_exit_codes_arguments_and_modules(tmp_path: Path) -> None:
     assert "no file 'absent.py'" in python("-m", "webtorch", "run", "absent.py", code=1)[1]
 
 
+PROCESSES = """
+import torch, torch.multiprocessing as mp
+
+def work(i, x, hard):
+    assert isinstance(x, torch.Tensor) and x.tolist() == [1, 1]
+    if i == 1 and hard:
+        import os
+        os._exit(3)
+    if i == 1:
+        raise ValueError(f"not {x.tolist()}")
+
+if __name__ == "__main__":
+    x = torch.ones(2)
+    try:
+        mp.spawn(work, (x, False), 2)
+    except mp.ProcessRaisedException as error:
+        assert error.error_index == 1 and "-- Process 1 terminated with the following error:" in error.msg, error
+        assert error.msg.endswith("ValueError: not [1.0, 1.0]\\n"), error
+    context = mp.start_processes(work, (x, True), 2, join=False, start_method="fork")
+    assert len(context.pids()) == 2
+    try:
+        while not context.join():
+            pass
+    except mp.ProcessExitedException as error:
+        assert (error.exit_code, str(error)) == (3, "process 1 terminated with exit code 3")
+    assert context.processes[0].exitcode is not None
+    print("done")
+"""
+
+
+def test_processes_that_start_afresh_know_torch_as_webtorch(tmp_path: Path) -> None:
+    """They begin as `webtorch run` did, and say how they failed as PyTorch's do."""
+    program = tmp_path / "main.py"
+    program.write_text(PROCESSES)
+    assert python("-m", "webtorch", "run", str(program))[0] == "done\n"
+
+
 def test_install_and_uninstall_inside_python() -> None:
     python(
         "-c",
@@ -324,7 +361,16 @@ from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
 
 found = torch.ones(2, 3).max(0)
 assert isinstance(found, torch.return_types.max) and not isinstance(found, torch.return_types.min)
+assert tuple(torch.return_types.max([1, 2])) == (1, 2) and torch.return_types.max.n_fields == 2
+try:
+    torch.return_types.sort((1, 2, 3))
+except TypeError as error:
+    assert "torch.return_types.sort() takes a 2-sequence (3-sequence given)" in str(error)
+else:
+    raise AssertionError
 assert torch._VF.lstm is torch.lstm
+assert torch.Tag.pt2_compliant_tag.value == 17 and issubclass(torch.AcceleratorError, RuntimeError)
+assert isinstance(torch.zeros(2).untyped_storage(), torch.StorageBase) and torch.Storage is torch.FloatStorage
 assert torch.__file__ == webtorch.__file__ and torch.nn.__file__.endswith("__init__.py")
 assert issubclass(torch.jit.TracerWarning, Warning)
 torch._dynamo.mark_static_address(found.values)

@@ -870,3 +870,20 @@ def test_a_scale_does_not_grow_to_infinity(webgpu: str) -> None:
     scaler.step(optimizer)
     scaler.update()
     assert scaler.get_scale() == pytest.approx(1e38)
+
+
+def test_a_switch_is_asked_of_calls_that_are_known(webgpu: str) -> None:
+    x, i, v = (
+        torch.zeros(4, device=webgpu),
+        torch.tensor([0, 0], device=webgpu),
+        torch.ones(2, device=webgpu),
+    )
+    for write in (torch.Tensor.put, torch.Tensor.put_):
+        for _ in range(3):
+            write(x, i, v)
+        torch.use_deterministic_algorithms(True)
+        try:
+            with pytest.raises(RuntimeError, match="put_ does not have a deterministic"):
+                write(x, i, v)
+        finally:
+            torch.use_deterministic_algorithms(False)

@@ -131,6 +131,9 @@ ERRORS: dict[str, Callable[[Any], object]] = {
     "an index of one number": lambda lib: lib.zeros(3, 5).index_copy_(
         1, lib.full((3,), 5), lib.ones(3, 3)
     ),
+    "put beside its places": lambda lib: lib.zeros(4).put(lib.tensor([0, 1]), lib.zeros(3)),
+    "put of another type": lambda lib: lib.zeros(2).put_(lib.tensor([0]), lib.zeros(1).half()),
+    "put at int32": lambda lib: lib.zeros(4).put_(lib.tensor([0]).int(), lib.zeros(1)),
     "a complex number": lambda lib: lib.zeros(3).index_fill_(0, lib.tensor([0]), 1j),
     "map2_": lambda lib: lib.zeros(3).map2_(
         lib.ones(3), lib.ones(3).requires_grad_(), lambda a, _b, _c: a

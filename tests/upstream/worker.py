@@ -82,13 +82,16 @@ def _on_the_device() -> None:
 
 def _by_default_on_the_device() -> None:
     """Let tests that name no device make their tensors on "webgpu"; NumPy takes those by way of the CPU, and the state
-    of random numbers is that of the device that draws them.
+    of random numbers is that of the device that draws them. PyTorch wants lengths of sequences on the CPU, and
+    makes them by default on the device itself.
     """
     import torch
 
     torch.set_default_device("webgpu")
     there = torch.webgpu  # type: ignore[attr-defined]
     torch.get_rng_state, torch.set_rng_state = there.get_rng_state, there.set_rng_state
+    packed = torch._VF._pack_padded_sequence  # type: ignore[attr-defined]
+    torch._VF._pack_padded_sequence = lambda x, lengths, first: packed(x, lengths.cpu(), first)  # type: ignore[attr-defined]
     for name in ("numpy", "__array__"):
         there = getattr(torch.Tensor, name)
         setattr(

@@ -12,7 +12,7 @@ from typing import Any
 
 from webtorch.ir.dtype import DType, float64
 from webtorch.ir.lines import user_depth
-from webtorch.tensors.autocast import KINDS, LOWER_PRECISION, Casts, state
+from webtorch.tensors.autocast import KINDS, LOWER_PRECISION, state
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -24,13 +24,17 @@ __all__ = [
     "custom_fwd",
     "get_autocast_cpu_dtype",
     "get_autocast_dtype",
+    "get_autocast_gpu_dtype",
     "is_autocast_available",
     "is_autocast_cache_enabled",
     "is_autocast_cpu_enabled",
     "is_autocast_enabled",
     "set_autocast_cache_enabled",
+    "set_autocast_cpu_dtype",
+    "set_autocast_cpu_enabled",
     "set_autocast_dtype",
     "set_autocast_enabled",
+    "set_autocast_gpu_dtype",
 ]
 _SELF = Callable[..., Any]
 
@@ -90,19 +94,45 @@ def set_autocast_dtype(device_type: str, dtype: DType) -> None:
         state.enabled = {**state.enabled, kind: dtype}
 
 
+def _deprecated(old: str, new: str) -> None:
+    text = f"torch.{old} is deprecated. Please use torch.{new} instead."
+    warnings.warn(text, DeprecationWarning, stacklevel=user_depth())
+
+
 def is_autocast_cpu_enabled() -> bool:
     """Return whether autocast is on for the CPU."""
+    _deprecated("is_autocast_cpu_enabled()", "is_autocast_enabled('cpu')")
     return is_autocast_enabled("cpu")
+
+
+def set_autocast_cpu_enabled(enabled: bool) -> None:
+    """Turn autocast on or off for the CPU."""
+    _deprecated("set_autocast_cpu_enabled(enabled)", "set_autocast_enabled('cpu', enabled)")
+    set_autocast_enabled("cpu", enabled)
 
 
 def get_autocast_cpu_dtype() -> DType:
     """Return the lower precision of the CPU."""
-    warnings.warn(
-        "torch.get_autocast_cpu_dtype() is deprecated. Please use torch.get_autocast_dtype('cpu') instead.",
-        DeprecationWarning,
-        stacklevel=user_depth(),
-    )
+    _deprecated("get_autocast_cpu_dtype()", "get_autocast_dtype('cpu')")
     return get_autocast_dtype("cpu")
+
+
+def set_autocast_cpu_dtype(dtype: DType) -> None:
+    """Set the lower precision of the CPU."""
+    _deprecated("set_autocast_cpu_dtype(dtype)", "set_autocast_dtype('cpu', dtype)")
+    set_autocast_dtype("cpu", dtype)
+
+
+def get_autocast_gpu_dtype() -> DType:
+    """Return the lower precision of the GPU, which is that of "webgpu"."""
+    _deprecated("get_autocast_gpu_dtype()", "get_autocast_dtype('cuda')")
+    return get_autocast_dtype("webgpu")
+
+
+def set_autocast_gpu_dtype(dtype: DType) -> None:
+    """Set the lower precision of the GPU, which is that of "webgpu"."""
+    _deprecated("set_autocast_gpu_dtype(dtype)", "set_autocast_dtype('cuda', dtype)")
+    set_autocast_dtype("webgpu", dtype)
 
 
 def is_autocast_cache_enabled() -> bool:
@@ -122,18 +152,13 @@ def clear_autocast_cache() -> None:
 
 def autocast_increment_nesting() -> int:
     """Count one more context that is open, and return how many are."""
-    if state.nesting == 0:
-        state.casts = Casts()
-    state.nesting += 1
+    state.enter()
     return state.nesting
 
 
 def autocast_decrement_nesting() -> int:
     """Count one context less, and return how many are open."""
-    state.nesting -= 1
-    if state.nesting == 0 and state.casts is not None:
-        state.casts.close()
-        state.casts = None
+    state.leave()
     return state.nesting
 
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from webtorch.aten.elementwise import filled_as
 from webtorch.aten.table import aten, op
-from webtorch.errors import DTypeError
 from webtorch.functions import indexing
 from webtorch.ir.dtype import Number, bool_, float64, int32, int64, uint8
 from webtorch.ops.layout import of_operands
@@ -168,21 +167,7 @@ def _embedding(
 
 @aten("put", "put_")
 def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    if index.dtype is not int64:
-        raise DTypeError(f"put_(): Expected a long tensor for index, but got {index.dtype}")
-    if source.dtype is not x.dtype:
-        raise DTypeError(
-            "put_(): self and source expected to have the same dtype, but got "
-            f"self.dtype = {x.dtype} and source.dtype = {source.dtype}"
-        )
-    if source.numel() != index.numel():
-        raise IndexError(
-            "put_(): Expected source and index to have the same number of elements, but got "
-            f"source.numel() = {source.numel()}, index.numel() = {index.numel()}"
-        )
-    out = copy(x).reshape(-1)
-    indexing.put_at(out, {0: index.reshape(-1)}, source.reshape(-1), accumulate=accumulate)
-    return out.reshape(x._shape)
+    return op.put(x, index, source, accumulate)
 
 
 @aten("repeat_interleave.Tensor")

@@ -57,3 +57,8 @@ def is_anomaly_enabled() -> bool:
 def is_anomaly_check_nan_enabled() -> bool:
     """Return whether it looks for NaN."""
     return anomaly.check_nan
+
+
+def set_anomaly_enabled(enabled: bool, check_nan: bool = True) -> None:
+    """Turn anomaly detection on or off, see `set_detect_anomaly`."""
+    anomaly.turn(bool(enabled), bool(check_nan))

@@ -43,7 +43,11 @@ class NoValuesError(DeviceError, NotImplementedError):
     """Values are asked of a tensor on the device "meta", which has none."""
 
 
-class DeviceLostError(WebtorchError):
+class AcceleratorError(WebtorchError):
+    """Something is wrong with the device itself, not with what it was asked for."""
+
+
+class DeviceLostError(AcceleratorError):
     """The device was lost or destroyed; its tensors cannot be used any more."""
 
 

@@ -288,14 +288,15 @@ def index_reduce(
 )
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """A copy of input with `source` at positions of its flat elements; `accumulate` adds."""
-    check_index("put_", index)
+    if index.dtype is not int64:
+        raise DTypeError(f"put_(): Expected a long tensor for index, but got {index.dtype.legacy}")
     if input.dtype is not source.dtype:
         raise DTypeError(
             f"put_(): self and source expected to have the same dtype, but got self.dtype = "
-            f"{input.dtype} and source.dtype = {source.dtype}"
+            f"{input.dtype.legacy} and source.dtype = {source.dtype.legacy}"
         )
     if index.numel() != source.numel():
-        raise ShapeError(
+        raise IndexError(
             "put_(): Expected source and index to have the same number of elements, but got "
             f"source.numel() = {source.numel()}, index.numel() = {index.numel()}"
         )

@@ -4,7 +4,7 @@ The package itself brings them, and the rooms above (nn, optim, ...) import them
 does from the package: `from webtorch.functions import public as webtorch`.
 """
 
-from webtorch.errors import OutOfMemoryError
+from webtorch.errors import AcceleratorError, OutOfMemoryError
 from webtorch.functions.bind import NAMESPACES as _NAMESPACES
 from webtorch.functions.bind import load_table as _load_table
 from webtorch.functions.dlpack import from_dlpack, to_dlpack
@@ -93,6 +93,7 @@ from webtorch.tensors.whole import (
     get_device,
     get_float32_matmul_precision,
     is_complex,
+    is_distributed,
     is_floating_point,
     is_inference,
     is_signed,

@@ -7,6 +7,7 @@ from typing import Any as _Any
 from typing import Literal as _Literal
 from typing import overload as _overload
 
+from webtorch.errors import AcceleratorError as AcceleratorError
 from webtorch.errors import OutOfMemoryError as OutOfMemoryError
 from webtorch.functions.convolution import Sizes as _Sizes
 from webtorch.functions.cumulative import Cummax as _Cummax
@@ -128,6 +129,7 @@ from webtorch.tensors.whole import detach as detach
 from webtorch.tensors.whole import get_device as get_device
 from webtorch.tensors.whole import get_float32_matmul_precision as get_float32_matmul_precision
 from webtorch.tensors.whole import is_complex as is_complex
+from webtorch.tensors.whole import is_distributed as is_distributed
 from webtorch.tensors.whole import is_floating_point as is_floating_point
 from webtorch.tensors.whole import is_inference as is_inference
 from webtorch.tensors.whole import is_signed as is_signed

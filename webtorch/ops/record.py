@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
@@ -523,7 +523,7 @@ RETURN_TYPES: dict[str, type] = {}
 
 
 def return_type(name: str) -> Callable[[type[R]], type[R]]:
-    """Let a named tuple of an op's results print as PyTorch's `torch.return_types.<name>`."""
+    """Let a named tuple of an op's results print, and be made of one sequence, as `torch.return_types.<name>`."""
 
     def show(self: Any) -> str:
         """Return the fields as PyTorch prints them."""
@@ -531,7 +531,25 @@ def return_type(name: str) -> Callable[[type[R]], type[R]]:
         return f"torch.return_types.{name}(\n" + ",\n".join(shown) + ")"
 
     def declare(results: type[R]) -> type[R]:
-        """Name the class as PyTorch's is."""
+        """Name the class as PyTorch's is, and let it take its fields as one sequence, as PyTorch's do."""
+        fields: Callable[..., R] = results.__new__
+        expected: int = len(results._fields)  # type: ignore[attr-defined]
+
+        def made(kind: type[R], *values: Any, **named: Any) -> R:
+            """Return the results."""
+            if len(values) == 1 and not named:
+                (values,) = values
+                if not isinstance(values, Sequence):
+                    raise TypeError("constructor requires a sequence")
+                if len(values) != expected:
+                    raise TypeError(
+                        f"torch.return_types.{name}() takes a {expected}-sequence ({len(values)}-sequence given)"
+                    )
+            return fields(kind, *values, **named)
+
+        results.__new__ = made  # type: ignore[method-assign, assignment]
+        results.n_fields = results.n_sequence_fields = expected  # type: ignore[attr-defined]
+        results.n_unnamed_fields = 0  # type: ignore[attr-defined]
         results.__name__ = results.__qualname__ = name
         results.__repr__ = show  # type: ignore[method-assign]
         RETURN_TYPES[name] = results

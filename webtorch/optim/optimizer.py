@@ -28,7 +28,6 @@ from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.gradients import clear_grads
 from webtorch.optim.states import StateDict, States, plain_of, values_of
 from webtorch.runtime.interrupt import whole
-from webtorch.tensors.autocast import forget_written
 from webtorch.tensors.formats import strided
 from webtorch.tensors.handle import Hook, RemovableHandle, add_hook
 from webtorch.tensors.host import Watched, bindings, host_scalar, make_before, options_in, tracing
@@ -218,8 +217,6 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
             self._take_back(before, found_inf)
         for hook in chain(self._optimizer_step_post_hooks.values(), _global_post_hooks.values()):
             hook(self, args, kwargs)
-        # Nor does a context that is still open keep what it cast of the parameters before.
-        forget_written()
         # One step is one program: recorded work does not pile up, and the cache sees it whole.
         params = [param for group in self.param_groups for param in group["params"]]
         try:

@@ -342,6 +342,11 @@ class TensorBase(Layouts, TensorMethods):
         return self._shape[0]
 
     @plays("fact")
+    def is_distributed(self) -> bool:
+        """Return False: a tensor lies in one process."""
+        return False
+
+    @plays("fact")
     def is_inference(self) -> bool:
         """Return whether the tensor was made in inference mode."""
         return self._inference

@@ -351,7 +351,9 @@ def _may_ask(callee: Callee) -> bool:
 # Functions that are about no tensor, or about the class of one: nobody is asked.
 _NOT_ASKING = """autocast_decrement_nesting autocast_increment_nesting broadcast_shapes can_cast
     clear_autocast_cache compile default_generator from_dlpack from_numpy get_autocast_cpu_dtype
-    get_autocast_dtype get_default_device get_default_dtype get_float32_matmul_precision get_num_threads
+    get_autocast_dtype get_autocast_gpu_dtype set_autocast_cpu_dtype set_autocast_cpu_enabled
+    set_autocast_gpu_dtype set_anomaly_enabled get_default_device get_default_dtype
+    get_float32_matmul_precision get_num_threads
     get_printoptions get_rng_state initial_seed is_anomaly_check_nan_enabled is_anomaly_enabled
     is_autocast_cache_enabled is_autocast_cpu_enabled is_autocast_enabled is_grad_enabled
     is_inference_mode_enabled is_tensor kernel load manual_seed mark_dynamic printoptions promote_types realize

@@ -40,10 +40,11 @@ def fills_memory() -> bool:
 
 def alert(name: str) -> None:
     """Raise, or warn, as PyTorch does of what it has no deterministic algorithm for, while the switch is on."""
+    # What is known of calls does not hold when the switch is turned.
+    looks()
     level = max([_Switches.deterministic, *(level() for level in levels)])
     if not level:
         return
-    looks()
     text = f"{name} does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms("
     if level == 2:
         raise RuntimeError(

@@ -102,6 +102,10 @@ class Tensor(TensorBase):
         mine: Any = cls.__torch_function__
         if override.dispatches(cls) and getattr(mine, "__func__", None) is _KEEPS_CLASS:
             cls.__torch_function__ = override.disabled  # type: ignore[method-assign]
+        shown: Any = cls.__dict__.get("dtype")
+        if isinstance(shown, property) and shown.fset is None:
+            # A user's property hides the type, which a tensor of the class has all the same.
+            cls.dtype = shown.setter(_SET_DTYPE)  # type: ignore[assignment]
 
     @classmethod
     def __torch_function__(
@@ -1149,6 +1153,7 @@ def _rebuild(
 
 
 _KEEPS_CLASS: Any = vars(Tensor)["__torch_function__"].__func__
+_SET_DTYPE: Any = vars(TensorBase)["dtype"].__set__
 override.know(Tensor, Size)
 give(tensor_on=Tensor._from_storage)
 

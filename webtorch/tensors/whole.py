@@ -44,6 +44,12 @@ def is_signed(input: Tensor) -> bool:
 
 
 @dispatched()
+def is_distributed(input: Tensor) -> bool:
+    """Return False: a tensor lies in one process."""
+    return False
+
+
+@dispatched()
 def is_inference(input: Tensor) -> bool:
     """Return whether the tensor was made in inference mode."""
     return input.is_inference()

@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 
 from webtorch import webgpu
 from webtorch.as_torch.names.foreach import NAMES, foreach
+from webtorch.as_torch.names.library import Tag as Tag
 from webtorch.as_torch.names.serialization import PyTorchFileReader as PyTorchFileReader
 from webtorch.as_torch.names.serialization import PyTorchFileWriter as PyTorchFileWriter
 from webtorch.functions import public as webtorch
+from webtorch.functions.storages import FloatStorage as Storage  # noqa: F401
+from webtorch.functions.storages import StorageBase as StorageBase
 from webtorch.futures import Future as Future
 from webtorch.jit import ScriptModule as ScriptModule
 from webtorch.nn.functional.attention import multi_head_attention_forward
@@ -90,6 +93,9 @@ def finfo(dtype: object = None) -> Any:
     return webtorch.finfo(dtype)
 
 
+# What PyTorch's build says it was made with; linear algebra and Fourier transforms are here without libraries.
+has_lapack = has_spectral = True
+has_mkl = has_openmp = False
 jagged = layout("torch.jagged")
 _mkldnn = layout("torch._mkldnn")
 _tensor_classes = frozenset(

@@ -16,6 +16,10 @@ from webtorch.nn.utils.fusion import (
     fuse_linear_bn_weights,
 )
 from webtorch.nn.utils.init import skip_init
+from webtorch.nn.utils.memory_format import (
+    convert_conv2d_weight_memory_format,
+    convert_conv3d_weight_memory_format,
+)
 from webtorch.nn.utils.spectral_norm import remove_spectral_norm, spectral_norm
 from webtorch.nn.utils.weight_norm import remove_weight_norm, weight_norm
 from webtorch.tensors.absent import missing_names as _missing_names
@@ -25,6 +29,8 @@ __all__ = [
     "clip_grad_norm_",
     "clip_grad_value_",
     "clip_grads_with_norm_",
+    "convert_conv2d_weight_memory_format",
+    "convert_conv3d_weight_memory_format",
     "fuse_conv_bn_eval",
     "fuse_conv_bn_weights",
     "fuse_linear_bn_eval",
