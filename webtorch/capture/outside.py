@@ -684,22 +684,3 @@ def new_items(length: Length) -> list[object]:
     if isinstance(container, MutableMapping):
         return list(container.values())[length.count :]
     return list(container)[length.count :]
-
-
-__all__ = [
-    "MISSING",
-    "Length",
-    "Option",
-    "Place",
-    "Survey",
-    "attributes",
-    "holds_tensor",
-    "is_code_of_user",
-    "is_record",
-    "new_items",
-    "only_counts",
-    "only_grows",
-    "parts_of",
-    "rebuilt",
-    "same",
-]

@@ -37,9 +37,7 @@ def _conversion(name: str, dtype: DType) -> Op:
 
     convert.__name__ = name
     convert.__doc__ = f"The tensor as {dtype}."
-    return composite(
-        name=f"_to_{name}", function_in=(), torch="", differentiable=dtype.has_gradient
-    )(convert)
+    return composite(name=f"_to_{name}", function_in=(), differentiable=dtype.has_gradient)(convert)
 
 
 # The methods that convert, and the types that they give.
@@ -52,7 +50,7 @@ CONVERTED = {
 CONVERSIONS: dict[str, Op] = {name: _conversion(name, dtype) for name, dtype in CONVERTED.items()}
 
 
-@composite(function_in=METHOD, torch="Tensor.type_as", example=Example(((9,), "i5")))
+@composite(function_in=METHOD, example=Example(((9,), "i5")))
 def type_as(input: Tensor, other: Tensor) -> Tensor:
     """The tensor in the dtype of another."""
     return cast_to(input, other.dtype)
@@ -102,7 +100,6 @@ def overwrite(x: Tensor, values: Tensor, fresh: bool = False) -> Tensor:
 @composite(
     name="_replacing",
     function_in=(),
-    torch="",
     vjp=lambda g, _out, _old, shape, _values: (fill(shape, 0, g.dtype, g.device), None, g),
 )
 def _replacing(old: object, shape: tuple[int, ...], values: Tensor) -> Tensor:
@@ -308,7 +305,7 @@ def is_same_size(input: Tensor, other: Tensor) -> bool:
     return bool(input._shape == other._shape)
 
 
-@composite(function_in=METHOD, torch="Tensor.sum_to_size")
+@composite(function_in=METHOD)
 def sum_to_size(input: Tensor, *size: Any) -> Tensor:
     """Sum over the dimensions along which a tensor of `size` would be broadcast to this one."""
     shape: Sequence[int] = (

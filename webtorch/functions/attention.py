@@ -39,7 +39,6 @@ _LOWEST = -3.4028234663852886e38
 @composite(
     name="_safe_softmax",
     function_in=(),
-    torch="",
     vjp=lambda g, out, x: ((g - reduce_dims(g * out, "sum", (x.ndim - 1,))) * out,),
 )
 def _safe_softmax(x: Tensor) -> Tensor:
@@ -113,7 +112,6 @@ def _by_groups(x: Tensor, y: Tensor, enable_gqa: bool) -> Tensor:
 @composite(
     family="contract",
     function_in=("nn.functional",),
-    torch="nn.functional.scaled_dot_product_attention",
     autocast=LOWER,
     gradient_name="ScaledDotProductAttentionBackward0",
 )
@@ -263,7 +261,7 @@ def _attended_back(
     return cotangents
 
 
-@composite(name="_attended", function_in=(), torch="", vjp=_attended_back, outputs=2)
+@composite(name="_attended", function_in=(), vjp=_attended_back, outputs=2)
 def _attended(
     query: Tensor,
     key: Tensor,

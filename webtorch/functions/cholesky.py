@@ -62,7 +62,7 @@ def _cholesky_vjp(g: Tensor, out: Tensor, _a: Tensor, _upper: bool) -> tuple[Ten
     return (0.5 * solve_triangular(out, inner, upper=False, left=False),)
 
 
-@composite(name="_cholesky", function_in=(), torch="", vjp=_cholesky_vjp, complex_rule=True)
+@composite(name="_cholesky", function_in=(), vjp=_cholesky_vjp, complex_rule=True)
 def _cholesky(a: Tensor, upper: bool) -> tuple[Tensor, ...]:
     """(L, info) from the lower or the `upper` triangle. The gradient is that of the lower one, as
     PyTorch's is: they differ in what they say of matrices that are not Hermitian.
@@ -74,7 +74,6 @@ def _cholesky(a: Tensor, upper: bool) -> tuple[Tensor, ...]:
     name="linalg_cholesky_ex",
     family="index",
     function_in=LINALG,
-    torch="linalg.cholesky_ex",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgCholeskyExBackward0",
 )
@@ -98,7 +97,6 @@ _NOT_POSITIVE = (
     name="linalg_cholesky",
     family="index",
     function_in=LINALG,
-    torch="linalg.cholesky",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgCholeskyExBackward0",
 )
@@ -154,9 +152,7 @@ def _cholesky_solve_vjp(
     return gb, (factor @ common if upper else common @ factor)
 
 
-@composite(
-    name="_cholesky_solve", function_in=(), torch="", vjp=_cholesky_solve_vjp, complex_rule=True
-)
+@composite(name="_cholesky_solve", function_in=(), vjp=_cholesky_solve_vjp, complex_rule=True)
 def _cholesky_solve(b: Tensor, factor: Any, upper: bool) -> Tensor:
     lower = factor.mH if upper else factor
     return _solve_triangular(lower.mH, _solve_triangular(lower, b, False, False), True, False)
@@ -188,21 +184,13 @@ def _cholesky_inverse_vjp(g: Tensor, out: Tensor, factor: Any, upper: bool) -> t
     return (factor @ common if upper else common @ factor,)
 
 
-@composite(
-    name="_cholesky_inverse", function_in=(), torch="", vjp=_cholesky_inverse_vjp, complex_rule=True
-)
+@composite(name="_cholesky_inverse", function_in=(), vjp=_cholesky_inverse_vjp, complex_rule=True)
 def _cholesky_inverse(factor: Any, upper: bool) -> Tensor:
     one = identity(factor._shape[-1], factor).expand(factor._shape)
     return _cholesky_solve(one, factor, upper)
 
 
-@composite(
-    name="linalg_ldl_factor_ex",
-    family="index",
-    function_in=LINALG,
-    torch="linalg.ldl_factor_ex",
-    differentiable=False,
-)
+@composite(name="linalg_ldl_factor_ex", family="index", function_in=LINALG, differentiable=False)
 def ldl_factor_ex(A: Tensor, *, hermitian: bool = False, check_errors: bool = False) -> LDLFactorEx:
     """(L and D in one matrix, pivots, info) of symmetric matrices, or of `hermitian` complex ones, by
     Bunch and Kaufman's method.
@@ -219,26 +207,14 @@ def ldl_factor_ex(A: Tensor, *, hermitian: bool = False, check_errors: bool = Fa
     return LDLFactorEx(packed, cast_to(pivots, int32), info)
 
 
-@composite(
-    name="linalg_ldl_factor",
-    family="index",
-    function_in=LINALG,
-    torch="linalg.ldl_factor",
-    differentiable=False,
-)
+@composite(name="linalg_ldl_factor", family="index", function_in=LINALG, differentiable=False)
 def ldl_factor(A: Tensor, *, hermitian: bool = False) -> LDLFactor:
     """(L and D in one matrix, pivots) of symmetric matrices."""
     found = ldl_factor_ex(A, hermitian=hermitian, check_errors=True)
     return LDLFactor(found.LD, found.pivots)
 
 
-@composite(
-    name="linalg_ldl_solve",
-    family="index",
-    function_in=LINALG,
-    torch="linalg.ldl_solve",
-    differentiable=False,
-)
+@composite(name="linalg_ldl_solve", family="index", function_in=LINALG, differentiable=False)
 def ldl_solve(LD: Tensor, pivots: Tensor, B: Tensor, *, hermitian: bool = False) -> Tensor:
     """The solution of A X = B from what ldl_factor returned."""
     check_matrix("torch.linalg.ldl_solve", LD, "LD", square=True)

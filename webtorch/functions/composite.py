@@ -31,7 +31,6 @@ from webtorch.tensors.tensor import Tensor
 @composite(
     name="_softmax",
     function_in=(),
-    torch="",
     vjp=lambda g, out, _x, dim: ((g - reduce_dims(g * out, "sum", (dim,))) * out,),
 )
 def _softmax(x: Tensor, dim: int) -> Tensor:
@@ -42,7 +41,6 @@ def _softmax(x: Tensor, dim: int) -> Tensor:
 @composite(
     name="_log_softmax",
     function_in=(),
-    torch="",
     vjp=lambda g, out, _x, dim: (g - exp(out) * reduce_dims(g, "sum", (dim,)),),
 )
 def _log_softmax(x: Tensor, dim: int) -> Tensor:
@@ -98,19 +96,13 @@ def log_softmax(input: Tensor, dim: int | None = None, dtype: DType | None = Non
     return _along("log_softmax", _log_softmax, input, dim, dtype)
 
 
-@composite(torch="nn.functional.softmin", function_in=FUNCTIONAL, dtypes=FLOATS, samples=_DIMS)
+@composite(function_in=FUNCTIONAL, dtypes=FLOATS, samples=_DIMS)
 def softmin(input: Tensor, dim: int | None = None, dtype: DType | None = None) -> Tensor:
     """Return softmax(-input) along `dim`."""
     return softmax(-input, dim, dtype)
 
 
-@composite(
-    torch="nn.functional.gumbel_softmax",
-    function_in=FUNCTIONAL,
-    dtypes=FLOATS,
-    example=Example(((3, 5),)),
-    drawn=True,
-)
+@composite(function_in=FUNCTIONAL, dtypes=FLOATS, example=Example(((3, 5),)), drawn=True)
 def gumbel_softmax(
     logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Tensor:
@@ -149,13 +141,7 @@ def _dropped_rule(g: Tensor, _out: object, _input: object, kept: Tensor, scale: 
     return _dropped(g, kept, scale)
 
 
-@composite(
-    name="_dropped",
-    function_in=(),
-    torch="",
-    gradient_name="MulBackward0",
-    vjp=(_dropped_rule,),
-)
+@composite(name="_dropped", function_in=(), gradient_name="MulBackward0", vjp=(_dropped_rule,))
 def _dropped(input: Tensor, kept: Tensor, scale: float) -> Tensor:
     return _where(kept, input * scale, 0.0)
 
@@ -171,12 +157,7 @@ def _dropout(
     return put_back(input, _dropped(input, _kept(input, p, features), scale), inplace)
 
 
-@composite(
-    torch="nn.functional.dropout",
-    function_in=FUNCTIONAL,
-    dtypes=FLOATS,
-    drawn=True,
-)
+@composite(function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True)
 def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Return input with elements zeroed with probability p, the rest divided by 1 - p; input itself if not training."""
     return _dropout(input, p, training, inplace)
@@ -220,7 +201,6 @@ def _feature_dropout(
 
 
 @composite(
-    torch="nn.functional.dropout1d",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     example=Example(((2, 3, 5),)),
@@ -234,13 +214,7 @@ def dropout1d(
     return _feature_dropout("dropout1d", input, p, training, inplace, (2, 3))
 
 
-@composite(
-    torch="nn.functional.dropout2d",
-    function_in=FUNCTIONAL,
-    dtypes=FLOATS,
-    drawn=True,
-    layout=of_first,
-)
+@composite(function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True, layout=of_first)
 def dropout2d(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
@@ -248,13 +222,7 @@ def dropout2d(
     return _feature_dropout("dropout2d", input, p, training, inplace, (3, 4))
 
 
-@composite(
-    torch="nn.functional.dropout3d",
-    function_in=FUNCTIONAL,
-    dtypes=FLOATS,
-    drawn=True,
-    layout=of_first,
-)
+@composite(function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True, layout=of_first)
 def dropout3d(
     input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
 ) -> Tensor:
@@ -277,7 +245,7 @@ def _alpha_dropout(
     return put_back(input, result, inplace)
 
 
-@composite(torch="nn.functional.alpha_dropout", function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True)
+@composite(function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True)
 def alpha_dropout(
     input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
 ) -> Tensor:
@@ -285,13 +253,7 @@ def alpha_dropout(
     return _alpha_dropout(input, p, training, inplace, False)
 
 
-@composite(
-    torch="nn.functional.feature_alpha_dropout",
-    function_in=FUNCTIONAL,
-    dtypes=FLOATS,
-    drawn=True,
-    layout=of_first,
-)
+@composite(function_in=FUNCTIONAL, dtypes=FLOATS, drawn=True, layout=of_first)
 def feature_alpha_dropout(
     input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False
 ) -> Tensor:
@@ -302,24 +264,13 @@ def feature_alpha_dropout(
 # -- distances --------------------------------------------------------------------------------------------------------
 
 
-@composite(
-    torch="nn.functional.normalize",
-    function_in=FUNCTIONAL,
-    dtypes=FLOATS,
-    out="cast",
-    overlap="whole",
-)
+@composite(function_in=FUNCTIONAL, dtypes=FLOATS, out="cast", overlap="whole")
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     """Return input / max(norm, eps), with the p-norm along `dim`."""
     return input / clamp_min(vector_norm(input, p, dim, True), eps)
 
 
-@composite(
-    function_in=("torch", "nn.functional"),
-    torch="nn.functional.cosine_similarity",
-    dtypes=FLOATS,
-    autocast=Autocast(gpu="fp32"),
-)
+@composite(function_in=("torch", "nn.functional"), dtypes=FLOATS, autocast=Autocast(gpu="fp32"))
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Return the cosine of the angle between x1 and x2 along `dim`; norms are at least eps."""
     shape, common = broadcast_shapes(x1._shape, x2._shape), result_type(x1, x2)
@@ -333,9 +284,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -
     return sum(first * second, dim)
 
 
-@composite(
-    function_in=("torch", "nn.functional"), torch="nn.functional.pairwise_distance", dtypes=FLOATS
-)
+@composite(function_in=("torch", "nn.functional"), dtypes=FLOATS)
 def pairwise_distance(
     x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Tensor:

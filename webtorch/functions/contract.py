@@ -26,10 +26,13 @@ from webtorch.ops.record import (
     LOWER,
     Anew,
     Autocast,
+    Family,
     OutRule,
     composite,
 )
 from webtorch.tensors.tensor import Tensor
+
+FAMILY: Family = "contract"
 
 
 def check_tensor(op: str, name: str, position: int, value: object) -> None:
@@ -87,9 +90,9 @@ def _cotangent_of_right(
 
 
 @composite(
+    family="composite",
     name="_bmm",
     function_in=(),
-    torch="",
     complex_rule=True,
     vjp=(_cotangent_of_left, _cotangent_of_right),
 )
@@ -134,9 +137,9 @@ def _cotangent_of_matrix(
 
 
 @composite(
+    family="composite",
     name="_mm",
     function_in=(),
-    torch="",
     complex_rule=True,
     vjp=(
         lambda g, _out, _a, b, transposed, _turned: rows_times(g, conjugate(b), not transposed),
@@ -188,9 +191,7 @@ def _mismatch(op: str, a: Tensor, b: Tensor) -> ShapeError:
     return ShapeError(text)
 
 
-@composite(
-    family="contract", autocast=LOWER, gradient_name="MmBackward0", direct=("mm",), aten=("mm",)
-)
+@composite(autocast=LOWER, gradient_name="MmBackward0", direct=("mm",), aten=("mm",))
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the matrix product of (M, K) and (K, N)."""
     check_tensor("mm", "mat2", 2, mat2)
@@ -206,9 +207,7 @@ def mm(input: Tensor, mat2: Tensor) -> Tensor:
     return rows_times(input, mat2)
 
 
-@composite(
-    family="contract", autocast=LOWER, gradient_name="BmmBackward0", direct=("bmm",), aten=("bmm",)
-)
+@composite(autocast=LOWER, gradient_name="BmmBackward0", direct=("bmm",), aten=("bmm",))
 def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the products of (B, M, K) and (B, K, N), one for each of the B pairs."""
     check_tensor("bmm", "mat2", 2, mat2)
@@ -230,7 +229,6 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
 
 
 @composite(
-    family="contract",
     inplace=False,
     autocast=Autocast(gpu="lower"),
     gradient_name="MvBackward0",
@@ -255,9 +253,7 @@ def mv(input: Tensor, vec: Tensor) -> Tensor:
     return product(input.unsqueeze(0), vec.reshape(1, vec.shape[0], 1)).reshape(input.shape[0])
 
 
-@composite(
-    family="contract", autocast=Autocast(gpu="promote"), gradient_name="DotBackward0", aten=("dot",)
-)
+@composite(autocast=Autocast(gpu="promote"), gradient_name="DotBackward0", aten=("dot",))
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
     """Return the sum of the products of two vectors."""
     check_tensor("dot", "tensor", 2, tensor)
@@ -285,12 +281,7 @@ def dot(input: Tensor, tensor: Tensor) -> Tensor:
     return (input * tensor).sum(dtype=input.dtype)
 
 
-@composite(
-    family="contract",
-    autocast=Autocast(gpu="promote"),
-    gradient_name="VdotBackward0",
-    aten=("vdot",),
-)
+@composite(autocast=Autocast(gpu="promote"), gradient_name="VdotBackward0", aten=("vdot",))
 def vdot(input: Tensor, other: Tensor) -> Tensor:
     """Return the sum of the products of two vectors (the first conjugated, if it is complex)."""
     return dot(conjugate(input), other)
@@ -300,7 +291,7 @@ def _out_of_inner(input: Tensor, other: Tensor) -> OutRule:
     return "exact" if input.ndim and other.ndim else "cast"
 
 
-@composite(family="contract", own_view=True, out=_out_of_inner)
+@composite(own_view=True, out=_out_of_inner)
 def inner(input: Tensor, other: Tensor) -> Tensor:
     """Return the sums of products over the last dimensions: (*A, K) and (*B, K) give (*A, *B)."""
     check_tensor("inner", "other", 2, other)
@@ -314,7 +305,7 @@ def inner(input: Tensor, other: Tensor) -> Tensor:
     return tensordot(input, other, ([-1], [-1]))
 
 
-@composite(family="contract", aliases=("ger",), out="cast")
+@composite(aliases=("ger",), out="cast")
 def outer(input: Tensor, vec2: Tensor) -> Tensor:
     """Return the products of every element of one vector with every element of another."""
     check_tensor("outer", "vec2", 2, vec2)
@@ -342,7 +333,6 @@ def _matmul_name(input: Tensor, other: Tensor, **_: object) -> str:
 
 
 @composite(
-    family="contract",
     function_in=("torch", "Tensor", "linalg"),
     autocast=LOWER,
     gradient_name=_matmul_name,
@@ -462,9 +452,7 @@ def _linear_leads(input: Tensor, _weight: Tensor, bias: Tensor | None) -> tuple[
 
 
 @composite(
-    family="contract",
     function_in=("nn.functional",),
-    torch="nn.functional.linear",
     aten=("linear",),
     direct=("linear",),
     autocast=LOWER,
@@ -524,11 +512,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 @composite(
-    family="contract",
-    function_in=("torch", "nn.functional"),
-    torch="nn.functional.bilinear",
-    autocast=Autocast("whole", "promote"),
-    own_view=True,
+    function_in=("torch", "nn.functional"), autocast=Autocast("whole", "promote"), own_view=True
 )
 @computed_wide
 def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -614,7 +598,6 @@ def _factors_first(left: str, right: str) -> tuple[str, ...]:
 
 @composite(
     overloads=_factors_first("mat1", "mat2"),
-    family="contract",
     inplace=True,
     autocast=LOWER,
     gradient_name="AddmmBackward0",
@@ -632,7 +615,6 @@ def addmm(
 
 @composite(
     overloads=_factors_first("mat", "vec"),
-    family="contract",
     inplace=True,
     autocast=Autocast(gpu="lower"),
     inplace_functions=("torch.addmv_",),
@@ -650,7 +632,6 @@ def addmv(
 
 @composite(
     overloads=_factors_first("batch1", "batch2"),
-    family="contract",
     inplace=True,
     autocast=LOWER,
     gradient_name="BaddbmmBackward0",
@@ -671,7 +652,6 @@ def baddbmm(
 
 @composite(
     overloads=_factors_first("batch1", "batch2"),
-    family="contract",
     inplace=True,
     autocast=LOWER,
     gradient_name="AddbmmBackward0",
@@ -703,7 +683,6 @@ def addbmm(
 
 @composite(
     overloads=_factors_first("vec1", "vec2"),
-    family="contract",
     inplace=True,
     autocast=Autocast(gpu="lower"),
     out="cast",
@@ -739,9 +718,7 @@ def addr(
 # ---- many dimensions -----------------------------------------------------------------------------
 
 
-@composite(
-    family="contract", function_in=("torch",), autocast=Autocast(gpu="promote"), own_view=True
-)
+@composite(function_in=("torch",), autocast=Autocast(gpu="promote"), own_view=True)
 def tensordot(a: Tensor, b: Tensor, dims: Any = 2) -> Tensor:
     """Return the sums of products over `dims`: the last n of a with the first n of b, or two lists of dims."""
     if isinstance(dims, int):

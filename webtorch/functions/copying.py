@@ -9,9 +9,11 @@ from typing import Any
 from webtorch.errors import ShapeError
 from webtorch.functions import movement, slicing
 from webtorch.ops.primitive import as_view
-from webtorch.ops.record import TABLE, Example, composite
+from webtorch.ops.record import TABLE, Example, Family, composite
 from webtorch.tensors.formats import contiguous_format
 from webtorch.tensors.tensor import Tensor
+
+FAMILY: Family = "movement"
 
 FUNCTION = ("torch",)
 
@@ -33,7 +35,7 @@ def _copying(name: str, methods: bool = False, **fields: Any) -> None:
     function.__doc__ = f"What {name} gives, in memory of its own."
     function.__signature__ = inspect.signature(view.function)  # type: ignore[attr-defined]
     places = ("torch", "Tensor") if methods else FUNCTION
-    composite(family="movement", function_in=places, **fields)(function)
+    composite(function_in=places, **fields)(function)
 
 
 for _name in """as_strided diagonal expand permute split_with_sizes squeeze t transpose unbind
@@ -44,7 +46,7 @@ _copying("select", example=Example(((3, 5),), (1, 2)))
 _copying("split", example=Example(((7, 3),), (3,)))
 
 
-@composite(family="movement", function_in=FUNCTION)
+@composite(function_in=FUNCTION)
 def alias_copy(input: Tensor) -> Tensor:
     """A copy, row-major."""
     return movement.clone(input, memory_format=contiguous_format)
@@ -56,19 +58,19 @@ def _alone(views: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return views
 
 
-@composite(family="movement")
+@composite()
 def unsafe_chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """What chunk gives, as if it had memory of its own: a write is not seen by gradients of the input."""
     return _alone(slicing.chunk(input, chunks, dim))
 
 
-@composite(family="movement")
+@composite()
 def unsafe_split(input: Tensor, split_size: int, dim: int = 0) -> tuple[Tensor, ...]:
     """What split gives, as `unsafe_chunk` does."""
     return _alone(slicing.split(input, split_size, dim))
 
 
-@composite(family="movement", example=Example(((7, 3),), ([3, 4],)))
+@composite(example=Example(((7, 3),), ([3, 4],)))
 def unsafe_split_with_sizes(
     input: Tensor, split_sizes: Sequence[int], dim: int = 0
 ) -> tuple[Tensor, ...]:
@@ -77,7 +79,6 @@ def unsafe_split_with_sizes(
 
 
 @composite(
-    family="movement",
     gradient_name="AsStridedScatterBackward0",
     traced=True,
     differs={"gradient": "PyTorch gives the input a gradient where it was replaced"},

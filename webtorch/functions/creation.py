@@ -43,7 +43,7 @@ from webtorch.ir.view import Shape, contiguous_strides, extent, format_order, nu
 from webtorch.ops.primitive import as_view, cast_to, each, fill
 from webtorch.ops.primitive import empty as _memory
 from webtorch.ops.purity import looks, warn, warn_once
-from webtorch.ops.record import composite
+from webtorch.ops.record import Family, composite
 from webtorch.tensors.creation import from_array, from_bytes
 from webtorch.tensors.device import DeviceLike, resolve
 from webtorch.tensors.formats import layout as Layout
@@ -51,6 +51,8 @@ from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.switches import fills_memory
 from webtorch.tensors.tensor import Tensor, _transfer
+
+FAMILY: Family = "creation"
 
 TORCH: tuple[str, ...] = ("torch",)
 
@@ -375,9 +377,7 @@ _COPIED = (
 )
 
 
-@composite(
-    family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
-)
+@composite(function_in=TORCH, factory=True, example="makes a tensor of host data")
 def tensor(
     data: object,
     *,
@@ -407,9 +407,7 @@ def _moved(x: Tensor, dtype: DType | None, device: DeviceLike) -> Tensor:
     return x if dtype is None else cast_to(x, dtype)
 
 
-@composite(
-    family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
-)
+@composite(function_in=TORCH, factory=True, example="makes a tensor of host data")
 def as_tensor(data: object, dtype: DType | None = None, device: DeviceLike = None) -> Tensor:
     """The tensor itself where dtype and device already fit, or a tensor on the memory of a NumPy array; else a copy."""
     looks()
@@ -431,9 +429,7 @@ def _shares(data: object, dtype: DType | None, device: DeviceLike) -> bool:
     )
 
 
-@composite(
-    family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
-)
+@composite(function_in=TORCH, factory=True, example="makes a tensor of host data")
 def asarray(
     obj: object,
     *,
@@ -480,7 +476,7 @@ def _no_alias(x: Tensor, dtype: DType | None, device: DeviceLike) -> ValueError:
     return ValueError(f"can't alias tensor from device '{x.device}' to '{device}'.")
 
 
-@composite(family="creation", function_in=TORCH, example="makes a tensor of host data")
+@composite(function_in=TORCH, example="makes a tensor of host data")
 def from_numpy(ndarray: object) -> Tensor:
     """A CPU tensor on the memory of a NumPy array: a write to one is seen in the other.
 
@@ -494,9 +490,7 @@ def from_numpy(ndarray: object) -> Tensor:
     return _on_array(ndarray)
 
 
-@composite(
-    family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
-)
+@composite(function_in=TORCH, factory=True, example="makes a tensor of host data")
 def frombuffer(
     buffer: Any, *, dtype: DType, count: int = -1, offset: int = 0, requires_grad: bool = False
 ) -> Tensor:
@@ -562,9 +556,7 @@ def _mapped(filename: str, shared: bool, size: int) -> mmap:
         ) from None
 
 
-@composite(
-    family="creation", function_in=TORCH, factory=True, example="makes a tensor of host data"
-)
+@composite(function_in=TORCH, factory=True, example="makes a tensor of host data")
 def from_file(
     filename: str, shared: bool | None = None, size: int = 0, *,
     dtype: DType | None = None, layout: Layout | None = None, device: DeviceLike = None,
@@ -582,7 +574,7 @@ def from_file(
     return frombuffer(_mapped(filename, bool(shared), size * wanted.itemsize), dtype=wanted)
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(function_in=TORCH, factory=True)
 def scalar_tensor(
     s: Number,
     *,
@@ -605,14 +597,14 @@ def _filled(new: New, value: Number) -> Tensor:
     return fill(shape, fits(value, dtype), dtype, device)
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(function_in=TORCH, factory=True)
 @of_sizes
 def zeros(new: New) -> Tensor:
     """Zeros."""
     return _filled(new, 0)
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(function_in=TORCH, factory=True)
 @of_sizes
 def ones(new: New) -> Tensor:
     """Ones."""
@@ -629,7 +621,7 @@ def new_memory(shape: Shape, dtype: DType, device: DeviceLike) -> Tensor:
     return fill(shape, value, dtype, device)
 
 
-@composite(family="creation", function_in=TORCH, factory=True, drawn=True)
+@composite(function_in=TORCH, factory=True, drawn=True)
 @of_sizes
 def empty(new: New, *, memory_format: MemoryFormat | None = None) -> Tensor:
     """Uninitialised memory."""
@@ -654,7 +646,7 @@ def _full(op: str, shape: Shape, value: object, dtype: DType | None, device: Dev
     return fill(shape, fits(number, dtype), dtype, device)
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(function_in=TORCH, factory=True)
 def full(
     size: Sequence[int],
     fill_value: Number,
@@ -674,7 +666,7 @@ def full(
     return finish(_full("full", shape, fill_value, wanted, device), requires_grad, out, "full")
 
 
-@composite(family="creation", function_in=TORCH, factory=True, drawn=True)
+@composite(function_in=TORCH, factory=True, drawn=True)
 def empty_strided(
     size: Sequence[int],
     stride: Sequence[int],
@@ -705,61 +697,56 @@ def empty_strided(
     return finish(result, requires_grad)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(function_in=TORCH)
 @like_another
 def zeros_like(new: New) -> Tensor:
     """Zeros in the shape, dtype and device of `input`."""
     return _filled(new, 0)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(function_in=TORCH)
 @like_another
 def ones_like(new: New) -> Tensor:
     """Ones in the shape, dtype and device of `input`."""
     return _filled(new, 1)
 
 
-@composite(family="creation", function_in=TORCH)
+@composite(function_in=TORCH)
 @like_another
 def full_like(new: New, fill_value: Number) -> Tensor:
     """One value in the shape, dtype and device of `input`."""
     return _filled(new, number_of(fill_value))
 
 
-@composite(family="creation", function_in=TORCH, drawn=True)
+@composite(function_in=TORCH, drawn=True)
 @like_another
 def empty_like(new: New) -> Tensor:
     """Uninitialised memory in the shape, dtype and device of `input`."""
     return new_memory(*new)
 
 
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_zeros")
+@composite(function_in=METHOD)
 @of_own_kind
 def new_zeros(new: New) -> Tensor:
     """Zeros of input's dtype and device unless given."""
     return _filled(new, 0)
 
 
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_ones")
+@composite(function_in=METHOD)
 @of_own_kind
 def new_ones(new: New) -> Tensor:
     """Ones of input's dtype and device unless given."""
     return _filled(new, 1)
 
 
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_empty", drawn=True)
+@composite(function_in=METHOD, drawn=True)
 @of_own_kind
 def new_empty(new: New) -> Tensor:
     """Uninitialised memory of input's dtype and device unless given."""
     return new_memory(*new)
 
 
-@composite(
-    family="creation",
-    function_in=METHOD,
-    torch="Tensor.new_tensor",
-    example="makes a tensor of host data",
-)
+@composite(function_in=METHOD, example="makes a tensor of host data")
 def new_tensor(
     input: Tensor,
     data: object,
@@ -776,7 +763,7 @@ def new_tensor(
     return finish(made_of(data, wanted, where), requires_grad)
 
 
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_full")
+@composite(function_in=METHOD)
 def new_full(
     input: Tensor,
     size: Sequence[int],
@@ -794,7 +781,7 @@ def new_full(
     return finish(each(_full("new_full", shape, fill_value, wanted, where), input), requires_grad)
 
 
-@composite(family="creation", function_in=METHOD, torch="Tensor.new_empty_strided", drawn=True)
+@composite(function_in=METHOD, drawn=True)
 def new_empty_strided(
     input: Tensor,
     size: Sequence[int],

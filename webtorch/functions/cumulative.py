@@ -31,11 +31,14 @@ from webtorch.ops.primitive import (
 from webtorch.ops.record import (
     WHOLE,
     Autocast,
+    Family,
     composite,
     return_type,
 )
 from webtorch.ops.reduction import log_add
 from webtorch.tensors.tensor import Tensor
+
+FAMILY: Family = "scan"
 
 
 @return_type("cummax")
@@ -66,7 +69,6 @@ def _shifted(x: Tensor, dim: int, by: int, value: Scalar) -> Tensor:
 
 
 @composite(
-    family="scan",
     samples=(((0,), {}), ((-1,), {})),
     inplace=True,
     autocast=Autocast(gpu="fp32_result"),
@@ -107,18 +109,12 @@ def _cumprod_rule(g: Tensor, _out: Tensor, x: Tensor, dim: int) -> tuple[Tensor]
     return (_cumprod_slope(g, x, dim),)
 
 
-@composite(
-    name="_cumprod",
-    function_in=(),
-    torch="",
-    vjp=_cumprod_rule,
-)
+@composite(family="composite", name="_cumprod", function_in=(), vjp=_cumprod_rule)
 def _cumprod(x: Tensor, dim: int) -> Tensor:
     return scan(x, "prod", dim)
 
 
 @composite(
-    family="scan",
     samples=(((0,), {}), ((-1,), {})),
     inplace=True,
     autocast=Autocast(gpu="fp32_result"),
@@ -136,7 +132,6 @@ def cumprod(input: Tensor, dim: int, *, dtype: DType | None = None) -> Tensor:
 
 
 @composite(
-    family="scan",
     dtypes=FLOATS,
     samples=(((0,), {}), ((-1,), {})),
     autocast=WHOLE,
@@ -229,17 +224,13 @@ def _running(name: str, input: Tensor, dim: int, combine: str, result: Any) -> A
     return result(input.gather(dim, indices), indices)
 
 
-@composite(
-    family="scan", samples=(((0,), {}), ((-1,), {})), gradient_name="CummaxBackward0", once=True
-)
+@composite(samples=(((0,), {}), ((-1,), {})), gradient_name="CummaxBackward0", once=True)
 def cummax(input: Tensor, dim: int) -> Cummax:
     """Return (values, indices) of the running maximum along `dim`."""
     return _running("cummax", input, dim, "max", Cummax)
 
 
-@composite(
-    family="scan", samples=(((0,), {}), ((-1,), {})), gradient_name="CumminBackward0", once=True
-)
+@composite(samples=(((0,), {}), ((-1,), {})), gradient_name="CumminBackward0", once=True)
 def cummin(input: Tensor, dim: int) -> Cummin:
     """Return (values, indices) of the running minimum along `dim`."""
     return _running("cummin", input, dim, "min", Cummin)

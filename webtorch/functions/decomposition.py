@@ -101,7 +101,7 @@ def _eigh_vjp(g: Tensor, out: Tensor, _a: Tensor, _uplo: str) -> tuple[Tensor]:
     return (v @ cast_to(core, v.dtype) @ v.mH,)
 
 
-@composite(name="_eigh", function_in=(), torch="", vjp=_eigh_vjp, complex_rule=True, outputs=2)
+@composite(name="_eigh", function_in=(), vjp=_eigh_vjp, complex_rule=True, outputs=2)
 def _eigh(a: Tensor, uplo: str) -> tuple[Tensor, ...]:
     n = a._shape[-1]
     return call("eigh", (a,), (uplo,), ((n,), (n, n), ()))
@@ -124,7 +124,6 @@ _NOT_CONVERGED = (
     name="linalg_eigh",
     family="index",
     function_in=LINALG,
-    torch="linalg.eigh",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgEighBackward0",
 )
@@ -139,7 +138,6 @@ def eigh(A: Tensor, UPLO: str = "L") -> Eigh:
     name="linalg_eigvalsh",
     family="index",
     function_in=LINALG,
-    torch="linalg.eigvalsh",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgEighBackward0",
 )
@@ -173,7 +171,7 @@ def _eig_vjp(g: Tensor, out: Tensor, a: Tensor) -> tuple[Tensor]:
     return (found if a.dtype.is_complex else real_part(found),)
 
 
-@composite(name="_eig", function_in=(), torch="", vjp=_eig_vjp, complex_rule=True, outputs=2)
+@composite(name="_eig", function_in=(), vjp=_eig_vjp, complex_rule=True, outputs=2)
 def _eig(a: Tensor) -> tuple[Tensor, ...]:
     n = a._shape[-1]
     z = cast_to(a, a.dtype.to_complex())
@@ -184,7 +182,6 @@ def _eig(a: Tensor) -> tuple[Tensor, ...]:
     name="linalg_eig",
     family="index",
     function_in=LINALG,
-    torch="linalg.eig",
     out="castable",
     gradient_name="LinalgEigBackward0",
     lapack=("linalg_eig", "linalg_eig.out"),
@@ -201,7 +198,6 @@ def linalg_eig(A: Tensor) -> Eig:
     name="linalg_eigvals",
     family="index",
     function_in=LINALG,
-    torch="linalg.eigvals",
     out="castable",
     result="eigenvalues",
     gradient_name="LinalgEigBackward0",
@@ -255,13 +251,7 @@ def _svd_vjp(g: tuple[Any, ...], out: tuple[Tensor, ...], a: Tensor, full: bool)
 
 
 @composite(
-    name="_svd",
-    function_in=(),
-    torch="",
-    vjp=_svd_vjp,
-    complex_rule=True,
-    outputs=3,
-    saves_values=True,
+    name="_svd", function_in=(), vjp=_svd_vjp, complex_rule=True, outputs=3, saves_values=True
 )
 def _svd(a: Tensor, full: bool) -> Any:
     m, n = a._shape[-2:]
@@ -293,7 +283,6 @@ def _check_driver(name: str, driver: object) -> None:
     name="linalg_svd",
     family="index",
     function_in=LINALG,
-    torch="linalg.svd",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgSvdBackward0",
 )
@@ -310,7 +299,6 @@ def linalg_svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = No
     name="linalg_svdvals",
     family="index",
     function_in=LINALG,
-    torch="linalg.svdvals",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgSvdBackward0",
 )
@@ -372,7 +360,7 @@ def _pinv_vjp(
     return (-((k @ out).mH) + (gh - a @ k) @ out @ ph + pk - (pk @ out) @ a,)
 
 
-@composite(name="_pinv", function_in=(), torch="", vjp=_pinv_vjp, complex_rule=True)
+@composite(name="_pinv", function_in=(), vjp=_pinv_vjp, complex_rule=True)
 def _pinv(a: Tensor, bound: Any, hermitian: bool = False) -> Tensor:
     if hermitian:
         s, u, _ = _eigh(a, "L")
@@ -393,7 +381,6 @@ def _largest(a: Tensor, hermitian: bool) -> Tensor:
     name="linalg_pinv",
     family="index",
     function_in=LINALG,
-    torch="linalg.pinv",
     out="castable",
     gradient_name="LinalgPinvBackward0",
 )
@@ -434,7 +421,6 @@ def pinverse(input: Tensor, rcond: float = 1e-15) -> Tensor:
     name="linalg_matrix_rank",
     family="index",
     function_in=LINALG,
-    torch="linalg.matrix_rank",
     differentiable=False,
     autocast=Autocast(cpu="fp32"),
     out="castable",
@@ -469,7 +455,7 @@ def _lstsq_vjp(
     return _pinv_vjp(gp, p, a, bound)[0], p.mH @ g
 
 
-@composite(name="_lstsq", function_in=(), torch="", vjp=_lstsq_vjp, complex_rule=True)
+@composite(name="_lstsq", function_in=(), vjp=_lstsq_vjp, complex_rule=True)
 def _lstsq(a: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, ...]:
     m, n = a._shape[-2:]
     return call("lstsq", (a, b), (rcond,), ((n, b._shape[-1]), (), (min(m, n),)))
@@ -479,9 +465,7 @@ def _inverse_vjp(g: Tensor, out: Tensor, a: Tensor) -> tuple[Tensor]:
     return _pinv_vjp(g, out, a, None)
 
 
-@composite(
-    name="_inverse_of_full_rank", function_in=(), torch="", vjp=_inverse_vjp, complex_rule=True
-)
+@composite(name="_inverse_of_full_rank", function_in=(), vjp=_inverse_vjp, complex_rule=True)
 def _inverse_of_full_rank(a: Tensor) -> Tensor:
     """Return the pseudo-inverse of matrices of full rank."""
     return _gels(a, identity(a._shape[-2], a).expand((*a._shape[:-1], a._shape[-2])))[0]
@@ -492,7 +476,7 @@ def _gels_vjp(g: Tensor, _out: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Te
     return _pinv_vjp(g @ b.mH, p, a, None)[0], p.mH @ g
 
 
-@composite(name="_gels", function_in=(), torch="", vjp=_gels_vjp, complex_rule=True)
+@composite(name="_gels", function_in=(), vjp=_gels_vjp, complex_rule=True)
 def _gels(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return (x, info) by QR alone, for matrices of full rank; of zeros x is zero, as LAPACK's."""
     m, n = a._shape[-2:]
@@ -522,7 +506,6 @@ _NOT_FULL_RANK = (
     name="linalg_lstsq",
     family="index",
     function_in=LINALG,
-    torch="linalg.lstsq",
     autocast=Autocast(cpu="fp32"),
     out="cast",
     gradient_name="LinalgLstsqBackward0",
@@ -593,7 +576,6 @@ def _all_full(rank: Tensor, n: int) -> bool:
     name="linalg_matrix_norm",
     family="index",
     function_in=LINALG,
-    torch="linalg.matrix_norm",
     autocast=Autocast(gpu="fp32_result"),
 )
 def matrix_norm(
@@ -657,7 +639,7 @@ def matrix_norm(
     return result
 
 
-@composite(name="linalg_norm", family="index", function_in=LINALG, torch="linalg.norm")
+@composite(name="linalg_norm", family="index", function_in=LINALG)
 def linalg_norm(
     A: Tensor,
     ord: Any = None,
@@ -692,7 +674,6 @@ def linalg_norm(
     name="linalg_cond",
     family="index",
     function_in=LINALG,
-    torch="linalg.cond",
     autocast=Autocast(cpu="fp32"),
     out="castable",
 )
@@ -733,7 +714,7 @@ def _matrix_exp_vjp(g: Tensor, _out: Tensor, a: Tensor) -> tuple[Tensor]:
     return (_matrix_exp(joining.cat((top, bottom), -2))[..., :n, n:] * size,)
 
 
-@composite(name="_matrix_exp", function_in=(), torch="", vjp=_matrix_exp_vjp)
+@composite(name="_matrix_exp", function_in=(), vjp=_matrix_exp_vjp)
 def _matrix_exp(a: Tensor) -> Tensor:
     return call("matrix_exp", (a,), (), (a._shape[-2:],))[0]
 

@@ -123,25 +123,25 @@ def _from_half(
     return _scaled(out, _scale(norm, length, forward))
 
 
-@composite(function_in=FFT, torch="fft.fft", autocast=_IN_FLOAT32, out="kind")
+@composite(function_in=FFT, autocast=_IN_FLOAT32, out="kind")
 def fft_fft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The discrete Fourier transform along `dim`, of n numbers (cut, or with zeros behind)."""
     return _one("fft_fft", input, n, dim, norm, False)
 
 
-@composite(function_in=FFT, torch="fft.ifft", autocast=_IN_FLOAT32)
+@composite(function_in=FFT, autocast=_IN_FLOAT32)
 def fft_ifft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The inverse of fft."""
     return _one("fft_ifft", input, n, dim, norm, True)
 
 
-@composite(function_in=FFT, torch="fft.rfft", autocast=_IN_FLOAT32, out="kind")
+@composite(function_in=FFT, autocast=_IN_FLOAT32, out="kind")
 def fft_rfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The transform of real numbers: its first n // 2 + 1 terms, of which the others are conjugates."""
     return _half("fft_rfft", input, n, dim, norm, True)
 
 
-@composite(function_in=FFT, torch="fft.irfft", autocast=_IN_FLOAT32, out="kind")
+@composite(function_in=FFT, autocast=_IN_FLOAT32, out="kind")
 def fft_irfft(
     input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None
 ) -> Tensor:
@@ -149,13 +149,13 @@ def fft_irfft(
     return _from_half("fft_irfft", input, n, dim, norm, False)
 
 
-@composite(function_in=FFT, torch="fft.hfft", autocast=_IN_FLOAT32, out="kind")
+@composite(function_in=FFT, autocast=_IN_FLOAT32, out="kind")
 def fft_hfft(input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The real transform of numbers of which each is the conjugate of its opposite, from their first half."""
     return _from_half("fft_hfft", input, n, dim, norm, True)
 
 
-@composite(function_in=FFT, torch="fft.ihfft", autocast=_IN_FLOAT32)
+@composite(function_in=FFT, autocast=_IN_FLOAT32)
 def fft_ihfft(
     input: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None
 ) -> Tensor:
@@ -342,13 +342,7 @@ def _frequencies(
     return finish(creation.tensor(values, dtype=wanted, device=device), requires_grad, out, name)
 
 
-@composite(
-    family="creation",
-    function_in=FFT,
-    torch="fft.fftfreq",
-    factory=True,
-    example=Example((), (9,), {"d": 0.5}),
-)
+@composite(family="creation", function_in=FFT, factory=True, example=Example((), (9,), {"d": 0.5}))
 def fft_fftfreq(
     n: int,
     d: float = 1.0,
@@ -364,13 +358,7 @@ def fft_fftfreq(
     return _frequencies("fftfreq", n, numbers, d, dtype, device, requires_grad, out)
 
 
-@composite(
-    family="creation",
-    function_in=FFT,
-    torch="fft.rfftfreq",
-    factory=True,
-    example=Example((), (9,)),
-)
+@composite(family="creation", function_in=FFT, factory=True, example=Example((), (9,)))
 def fft_rfftfreq(
     n: int,
     d: float = 1.0,
@@ -394,13 +382,13 @@ def _shifted(input: Tensor, dim: Sequence[int] | int | None, back: bool) -> Tens
     return repeating.roll(input, [(n + 1) // 2 if back else n // 2 for n in sizes], list(dims))
 
 
-@composite(family="movement", function_in=FFT, torch="fft.fftshift")
+@composite(family="movement", function_in=FFT)
 def fft_fftshift(input: Tensor, dim: Sequence[int] | int | None = None) -> Tensor:
     """The terms in the order of their frequencies: zero in the middle."""
     return _shifted(input, dim, False)
 
 
-@composite(family="movement", function_in=FFT, torch="fft.ifftshift")
+@composite(family="movement", function_in=FFT)
 def fft_ifftshift(input: Tensor, dim: Sequence[int] | int | None = None) -> Tensor:
     """The inverse of fftshift."""
     return _shifted(input, dim, True)

@@ -54,7 +54,7 @@ def _complex_vjp(
     return (complex_transform(g, dims, inverse),)
 
 
-@composite(name="_fft_c2c", function_in=(), torch="", vjp=_complex_vjp)
+@composite(name="_fft_c2c", function_in=(), vjp=_complex_vjp)
 def complex_transform(x: Tensor, dims: tuple[int, ...], inverse: bool) -> Tensor:
     """Return the sums over x * exp(-+ 2 pi i j k / n) along each of `dims`, unscaled; `inverse` has the +."""
     if _on_cpu(x):
@@ -72,7 +72,7 @@ def _real_vjp(g: Tensor, _out: Tensor, _x: Tensor, dim: int, n: int) -> tuple[Te
     return (real_part(complex_transform(padded, (dim,), False)),)
 
 
-@composite(name="_fft_r2c", function_in=(), torch="", vjp=_real_vjp, once=True)
+@composite(name="_fft_r2c", function_in=(), vjp=_real_vjp, once=True)
 def _real_transform(x: Tensor, dim: int, n: int) -> Tensor:
     half = n // 2 + 1
     shape = (*x._shape[:dim], half, *x._shape[dim + 1 :])
@@ -96,7 +96,7 @@ def _half_vjp(g: Tensor, _out: Tensor, _x: Tensor, dim: int, n: int) -> tuple[Te
     return (conjugate(terms * each.reshape((-1,) + (1,) * (g.ndim - dim - 1))),)
 
 
-@composite(name="_fft_c2r", function_in=(), torch="", vjp=_half_vjp)
+@composite(name="_fft_c2r", function_in=(), vjp=_half_vjp)
 def half_transform(x: Tensor, dim: int, n: int) -> Tensor:
     """Return the n real sums of the inverse transform whose first n // 2 + 1 terms are x, unscaled.
 

@@ -42,7 +42,7 @@ from webtorch.ops.primitive import cast_to, conjugate, copy, differentiated, fil
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
-from webtorch.ops.record import BOOL, Autocast, OutRule, composite
+from webtorch.ops.record import BOOL, Autocast, Family, OutRule, composite
 from webtorch.tensors import tape
 from webtorch.tensors.above import ask
 from webtorch.tensors.host import tracing
@@ -50,6 +50,8 @@ from webtorch.tensors.modes import mode, no_grad
 from webtorch.tensors.switches import alert
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import at_hand, check_places, taken_over, waited_for
+
+FAMILY: Family = "index"
 
 # -- values that are known at the call --------------------------------------------------------------
 
@@ -111,7 +113,6 @@ def _vector(op: str, index: Tensor) -> Tensor:
 
 
 @composite(
-    family="index",
     overlap="none",
     gradient_name="IndexSelectBackward0",
     aten=("index_select",),
@@ -189,9 +190,9 @@ def _same_type(op: str, x: Tensor, source: Tensor) -> None:
 
 
 @composite(
+    family="composite",
     name="_with_none_of",
     function_in=(),
-    torch="",
     vjp=lambda g, _out, _base, source: (g, fill(source._shape, 0, g.dtype, g.device)),
 )
 def _with_none_of(base: Any, source: Tensor) -> Tensor:
@@ -200,7 +201,6 @@ def _with_none_of(base: Any, source: Tensor) -> Tensor:
 
 
 @composite(
-    family="index",
     inplace=True,
     gradient_name="IndexAddBackward0",
     aten=("index_add",),
@@ -223,7 +223,6 @@ def index_add(
 
 @composite(
     overlap="first",
-    family="index",
     inplace=True,
     autocast=Autocast(cpu="promote"),
     gradient_name="IndexCopyBackward0",
@@ -245,7 +244,6 @@ def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor
 
 
 @composite(
-    family="index",
     inplace=True,
     refuses=BOOL,
     gradient_name="IndexReduceBackward0",
@@ -286,12 +284,7 @@ def index_reduce(
 
 
 @composite(
-    family="index",
-    inplace=True,
-    gradient_name="PutBackward0",
-    once=True,
-    overlap="first",
-    values=_in_flat("put_"),
+    inplace=True, gradient_name="PutBackward0", once=True, overlap="first", values=_in_flat("put_")
 )
 def put(input: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """A copy of input with `source` at positions of its flat elements; `accumulate` adds."""
@@ -340,7 +333,6 @@ def _filled_once(memory: Tensor, dim: int, index: Tensor, value: object) -> tupl
 
 
 @composite(
-    family="index",
     inplace=True,
     overlap="none",
     once_in_place=_filled_once,
@@ -435,13 +427,7 @@ def gather_along(x: Tensor, dim: int, index: Tensor, op: str = "gather") -> Tens
     return movement.reshape(_take(source, tensors, op), result_shape)
 
 
-@composite(
-    family="index",
-    overlap="none",
-    gradient_name="GatherBackward0",
-    once=True,
-    values=_along("gather"),
-)
+@composite(overlap="none", gradient_name="GatherBackward0", once=True, values=_along("gather"))
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`.
 
@@ -511,11 +497,7 @@ _OLD_REDUCTIONS = {"add": "add", "multiply": "mul"}
 
 
 @composite(
-    family="index",
-    inplace=True,
-    gradient_name="ScatterBackward0",
-    overlap="first",
-    values=_along("scatter"),
+    inplace=True, gradient_name="ScatterBackward0", overlap="first", values=_along("scatter")
 )
 def scatter(
     input: Tensor,
@@ -544,7 +526,6 @@ def scatter(
 
 
 @composite(
-    family="index",
     inplace=True,
     autocast=Autocast(gpu="promote"),
     gradient_name="ScatterAddBackward0",
@@ -604,12 +585,7 @@ def _integer_extreme(x: Tensor, dim: int, index: Tensor, src: Tensor, reduce: st
     return _scatter_along(op, base, dim, index, src, _REDUCTIONS[reduce])
 
 
-@composite(
-    family="index",
-    inplace=True,
-    overlap="first",
-    values=_along("scatter_reduce"),
-)
+@composite(inplace=True, overlap="first", values=_along("scatter_reduce"))
 def scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
@@ -728,7 +704,6 @@ def _product_rule(
 
 
 @composite(
-    family="index",
     overlap="none",
     gradient_name="TakeBackward0",
     once=True,
@@ -746,7 +721,7 @@ def take(input: Tensor, index: Tensor) -> Tensor:
     return _take(flattened(input), [index], "take", wrap=True)
 
 
-@composite(family="index", gradient_name="GatherBackward0", once=True, overlap="none")
+@composite(gradient_name="GatherBackward0", once=True, overlap="none")
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """Gather with index and input broadcast against each other; without dim, over all elements."""
     if indices.dtype is not int64:
@@ -785,12 +760,7 @@ _BY_SELECTING = (
 )
 
 
-@composite(
-    family="index",
-    overlap="none",
-    gradient_name="MaskedSelectBackward0",
-    aten=("masked_select",),
-)
+@composite(overlap="none", gradient_name="MaskedSelectBackward0", aten=("masked_select",))
 def masked_select(input: Tensor, mask: Tensor) -> Tensor:
     """The elements where mask is true, in one dimension. Reads their count from the device."""
     pointwise.check_mask("masked_select", mask)
@@ -806,7 +776,6 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
 
 
 @composite(
-    family="index",
     inplace=True,
     gradient_name="MaskedScatterBackward0",
     aten=("masked_scatter",),
@@ -843,7 +812,6 @@ def _one_matrix(input: Tensor, *, as_tuple: bool = False) -> OutRule:
 
 
 @composite(
-    family="index",
     forms=(
         "(input: Tensor, *, as_tuple: Literal[False] = False) -> Tensor",
         "(input: Tensor, *, as_tuple: Literal[True]) -> tuple[Tensor, ...]",
@@ -872,7 +840,7 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     return joining.stack(columns, 1)
 
 
-@composite(family="index", aten=("nonzero_static",))
+@composite(aten=("nonzero_static",))
 def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """The first `size` positions of elements that are not zero; missing rows are `fill_value`."""
     if size < 0:
@@ -891,7 +859,7 @@ def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     return joining.stack([pointwise.where(positions < 0, fill_value, c) for c in columns], 1)
 
 
-@composite(family="index")
+@composite()
 def argwhere(input: Tensor) -> Tensor:
     """The positions of nonzero elements: (count, ndim). Reads the count from the device."""
     return nonzero(input)

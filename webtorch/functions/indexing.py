@@ -411,7 +411,6 @@ def index_put(
     family="index",
     name="index_put_",
     function_in=METHOD,
-    torch="Tensor.index_put_",
     example=Example(((5, 2),), (("i5",), Operand(9, 2), True)),
 )
 def _index_put_in_place(

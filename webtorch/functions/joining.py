@@ -25,7 +25,7 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.purity import warn_once
-from webtorch.ops.record import Autocast, composite
+from webtorch.ops.record import Autocast, Family, composite
 from webtorch.tensors import tape
 from webtorch.tensors.modes import unrecorded
 from webtorch.tensors.primitives import lay
@@ -33,6 +33,8 @@ from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import taken_over, waited_for
+
+FAMILY: Family = "movement"
 
 # From how many tensors on, and of how many bytes at most, those that are computed are joined at once.
 _MANY = 8
@@ -161,7 +163,6 @@ def _parts(g: Tensor, dim: int, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]
 
 
 @composite(
-    family="movement",
     function_in=("torch",),
     autocast=Autocast(cpu="promote"),
     out="cast",
@@ -176,7 +177,6 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 @composite(
-    family="movement",
     function_in=("torch",),
     autocast=Autocast(cpu="promote"),
     out="cast",
@@ -188,7 +188,6 @@ def concat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 @composite(
-    family="movement",
     function_in=("torch",),
     autocast=Autocast(cpu="promote"),
     out="cast",
@@ -200,7 +199,6 @@ def concatenate(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = N
 
 
 @composite(
-    family="movement",
     function_in=("torch",),
     autocast=Autocast(cpu="promote"),
     out="cast",
@@ -264,38 +262,25 @@ _ONE_OR_MORE = (
 )
 
 
-@composite(
-    family="movement",
-    function_in=("torch",),
-    forms=_ONE_OR_MORE,
-)
+@composite(function_in=("torch",), forms=_ONE_OR_MORE)
 def atleast_1d(*tensors: object) -> Any:
     """The tensor, or tensors, with at least one dimension."""
     return _promoted(tensors, _at_least_1d)
 
 
-@composite(
-    family="movement",
-    function_in=("torch",),
-    forms=_ONE_OR_MORE,
-)
+@composite(function_in=("torch",), forms=_ONE_OR_MORE)
 def atleast_2d(*tensors: object) -> Any:
     """The tensor, or tensors, with at least two dimensions."""
     return _promoted(tensors, _at_least_2d)
 
 
-@composite(
-    family="movement",
-    function_in=("torch",),
-    forms=_ONE_OR_MORE,
-)
+@composite(function_in=("torch",), forms=_ONE_OR_MORE)
 def atleast_3d(*tensors: object) -> Any:
     """The tensor, or tensors, with at least three dimensions."""
     return _promoted(tensors, _at_least_3d)
 
 
 @composite(
-    family="movement",
     function_in=("torch",),
     autocast=Autocast(cpu="promote"),
     out="cast",
@@ -310,11 +295,7 @@ def hstack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 @composite(
-    family="movement",
-    function_in=("torch",),
-    aliases=("row_stack",),
-    autocast=Autocast(cpu="promote"),
-    out="cast",
+    function_in=("torch",), aliases=("row_stack",), autocast=Autocast(cpu="promote"), out="cast"
 )
 def vstack(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors below each other, as matrices."""
@@ -325,7 +306,6 @@ def vstack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 @composite(
-    family="movement",
     function_in=("torch",),
     autocast=Autocast(cpu="promote"),
     out="cast",
@@ -339,7 +319,7 @@ def dstack(tensors: Sequence[Tensor]) -> Tensor:
     return join(parts, 2)
 
 
-@composite(family="movement", function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
+@composite(function_in=("torch",), autocast=Autocast(cpu="promote"), out="cast")
 def column_stack(tensors: Sequence[Tensor]) -> Tensor:
     """1-d tensors as the columns of a matrix; matrices side by side."""
     tensors = _listed("column_stack", tensors)
@@ -349,7 +329,7 @@ def column_stack(tensors: Sequence[Tensor]) -> Tensor:
     return join(parts, 1)
 
 
-@composite(family="movement", function_in=("torch",), gradient_name="BlockDiagBackward0")
+@composite(function_in=("torch",), gradient_name="BlockDiagBackward0")
 def block_diag(*tensors: Tensor) -> Tensor:
     """The matrix with the tensors as blocks along its diagonal."""
     parts = []
@@ -370,7 +350,7 @@ def block_diag(*tensors: Tensor) -> Tensor:
     return join(rows, 0)
 
 
-@composite(family="movement", function_in=("torch",))
+@composite(function_in=("torch",))
 def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
     """Grids of coordinates: tensor i along dimension i ("ij"), or the first two exchanged ("xy")."""
     if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
@@ -408,7 +388,7 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Tensor, ...]:
     return tuple(grids)
 
 
-@composite(family="movement", function_in=("torch",))
+@composite(function_in=("torch",))
 def cartesian_prod(*tensors: Tensor) -> Tensor:
     """All combinations of the elements of 1-d tensors, one a row."""
     for x in tensors:

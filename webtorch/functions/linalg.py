@@ -269,7 +269,7 @@ def _solve_triangular_vjp(
     return (ga.triu(shift) if upper else ga.tril(-shift)), gb
 
 
-@composite(name="_solve_triangular", function_in=(), torch="", vjp=_solve_triangular_vjp)
+@composite(name="_solve_triangular", function_in=(), vjp=_solve_triangular_vjp)
 def _solve_triangular(a: Tensor, b: Tensor, upper: bool, unit: bool) -> Tensor:
     (x,) = call("solve_triangular", (a, b), (upper, unit), (b._shape[-2:],))
     return x
@@ -279,7 +279,6 @@ def _solve_triangular(a: Tensor, b: Tensor, upper: bool, unit: bool) -> Tensor:
     name="linalg_solve_triangular",
     family="index",
     function_in=LINALG,
-    torch="linalg.solve_triangular",
     gradient_name="LinalgSolveTriangularBackward0",
 )
 def solve_triangular(
@@ -345,7 +344,7 @@ def _solve_vjp(g: Tensor, out: Tensor, a: Tensor, _b: Tensor) -> tuple[Tensor, T
     return -(gb @ out.mT), gb
 
 
-@composite(name="_solve", function_in=(), torch="", vjp=_solve_vjp)
+@composite(name="_solve", function_in=(), vjp=_solve_vjp)
 def _solve(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
     return call("solve", (a, b), (), (b._shape[-2:], ()))
 
@@ -373,7 +372,6 @@ def _system(name: str, A: Tensor, B: Tensor, left: bool) -> tuple[Any, Any, bool
     name="linalg_solve_ex",
     family="index",
     function_in=LINALG,
-    torch="linalg.solve_ex",
     gradient_name="LinalgSolveExBackward0",
 )
 def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> SolveEx:
@@ -397,7 +395,6 @@ _SINGULAR = "The solver failed because the input matrix is singular."
     name="linalg_solve",
     family="index",
     function_in=LINALG,
-    torch="linalg.solve",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgSolveExBackward0",
 )
@@ -406,9 +403,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return solve_ex(A, B, left=left, check_errors=True).result
 
 
-@composite(
-    name="_inv", function_in=(), torch="", vjp=lambda g, out, _a: (-(out.mT @ (g @ out.mT)),)
-)
+@composite(name="_inv", function_in=(), vjp=lambda g, out, _a: (-(out.mT @ (g @ out.mT)),))
 def _inv(a: Tensor) -> tuple[Tensor, ...]:
     return call("inv", (a,), (), (a._shape[-2:], ()))
 
@@ -417,7 +412,6 @@ def _inv(a: Tensor) -> tuple[Tensor, ...]:
     name="linalg_inv_ex",
     family="index",
     function_in=LINALG,
-    torch="linalg.inv_ex",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgInvExBackward0",
 )
@@ -438,7 +432,6 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> InvEx:
     name="linalg_inv",
     family="index",
     function_in=LINALG,
-    torch="linalg.inv",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgInvExBackward0",
 )
@@ -459,7 +452,6 @@ def inverse(input: Tensor) -> Tensor:
     name="linalg_tensorsolve",
     family="index",
     function_in=LINALG,
-    torch="linalg.tensorsolve",
     autocast=Autocast(cpu="fp32"),
     out="castable",
     other_names={"other": "B"},
@@ -483,7 +475,6 @@ def tensorsolve(A: Tensor, B: Tensor, dims: Any = None) -> Tensor:
     name="linalg_tensorinv",
     family="index",
     function_in=LINALG,
-    torch="linalg.tensorinv",
     autocast=Autocast(cpu="fp32"),
     out="castable",
 )
@@ -531,7 +522,7 @@ def _lu_vjp(g: Tensor, out: Tensor, a: Tensor, _pivot: bool) -> tuple[Tensor]:
 
 
 # The rule needs the pivots, so they count as a result; nothing differentiates through them.
-@composite(name="_lu", function_in=(), torch="", vjp=_lu_vjp, outputs=2, saves_values=True)
+@composite(name="_lu", function_in=(), vjp=_lu_vjp, outputs=2, saves_values=True)
 def _lu(a: Tensor, pivot: bool) -> tuple[Tensor, ...]:
     m, n = a._shape[-2:]
     return call("lu_factor", (a,), (pivot,), ((m, n), (min(m, n),), ()))
@@ -548,7 +539,6 @@ def _check_pivot(name: str, a: Tensor, pivot: bool) -> None:
     name="linalg_lu_factor_ex",
     family="index",
     function_in=LINALG,
-    torch="linalg.lu_factor_ex",
     gradient_name="LinalgLuFactorExBackward0",
 )
 def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> LUFactorEx:
@@ -569,7 +559,6 @@ def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -
     name="linalg_lu_factor",
     family="index",
     function_in=LINALG,
-    torch="linalg.lu_factor",
     gradient_name="LinalgLuFactorExBackward0",
 )
 def lu_factor(A: Tensor, *, pivot: bool = True) -> LUFactor:
@@ -658,13 +647,7 @@ def _unpacked(
     return LUUnpack(p, lower, upper)
 
 
-@composite(
-    name="linalg_lu",
-    family="index",
-    function_in=LINALG,
-    torch="linalg.lu",
-    gradient_name="LinalgLuBackward0",
-)
+@composite(name="linalg_lu", family="index", function_in=LINALG, gradient_name="LinalgLuBackward0")
 def linalg_lu(A: Tensor, *, pivot: bool = True) -> LU:
     """(P, L, U) with A = P L U."""
     check_matrix("linalg.lu", A, "A")
@@ -676,7 +659,6 @@ def linalg_lu(A: Tensor, *, pivot: bool = True) -> LU:
     name="linalg_lu_solve",
     family="index",
     function_in=LINALG,
-    torch="linalg.lu_solve",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgLuSolveBackward0",
 )
@@ -736,16 +718,13 @@ def _cofactors_vjp(g: Tensor, out: Tensor, a: Tensor) -> tuple[Tensor]:
     return (inner * b - out @ g.mT @ b,)
 
 
-@composite(name="_cofactors", function_in=(), torch="", vjp=_cofactors_vjp)
+@composite(name="_cofactors", function_in=(), vjp=_cofactors_vjp)
 def _cofactors(a: Tensor) -> Tensor:
     return call("cofactors", (a,), (), (a._shape[-2:],))[0]
 
 
 @composite(
-    name="_det",
-    function_in=(),
-    torch="",
-    vjp=lambda g, _out, a: (g[..., None, None] * _cofactors(a),),
+    name="_det", function_in=(), vjp=lambda g, _out, a: (g[..., None, None] * _cofactors(a),)
 )
 def _det(a: Tensor) -> Tensor:
     packed, pivots, _ = _lu(a, True)
@@ -769,7 +748,7 @@ def _slogdet_vjp(gs: tuple[Tensor | None, ...], _outs: object, a: Tensor) -> tup
     return (a * 0 if gs[0] is None else gs[0][..., None, None] * _inv(a)[0].mT,)
 
 
-@composite(name="_slogdet", function_in=(), torch="", outputs=2, vjp=_slogdet_vjp)
+@composite(name="_slogdet", function_in=(), outputs=2, vjp=_slogdet_vjp)
 def _slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
     packed, pivots, _ = _lu(a, True)
     d = packed.diagonal(0, -2, -1)
@@ -787,7 +766,6 @@ def _complex_slogdet(a: Tensor) -> tuple[Tensor, Tensor]:
     name="linalg_slogdet",
     family="index",
     function_in=LINALG,
-    torch="linalg.slogdet",
     gradient_name="LinalgSlogdetBackward0",
 )
 def linalg_slogdet(A: Tensor) -> Slogdet:
@@ -820,9 +798,7 @@ def logdet(input: Tensor) -> Tensor:
 # -- structured matrices ------------------------------------------------------------------------------
 
 
-@composite(
-    name="linalg_vander", family="index", function_in=LINALG, torch="linalg.vander", refuses=BOOL
-)
+@composite(name="linalg_vander", family="index", function_in=LINALG, refuses=BOOL)
 def linalg_vander(x: Tensor, *, N: int | None = None) -> Tensor:
     """The matrix of powers 0 to N - 1 of the elements, one row for each."""
     if N is not None and N <= 1:
@@ -837,7 +813,7 @@ def linalg_vander(x: Tensor, *, N: int | None = None) -> Tensor:
     return joining.cat((ones, value.expand((*x._shape, count - 1)).cumprod(-1)), -1)
 
 
-@composite(name="linalg_diagonal", family="index", function_in=LINALG, torch="linalg.diagonal")
+@composite(name="linalg_diagonal", family="index", function_in=LINALG)
 def linalg_diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """The diagonals of matrices, as a view."""
     return slicing.diagonal(A, offset, dim1, dim2)

@@ -28,12 +28,14 @@ from webtorch.ops.primitive import cast_to, fill, iota, reduce_dims
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.primitive import write as _write
-from webtorch.ops.record import BOOL, Example, composite
+from webtorch.ops.record import BOOL, Example, Family, composite
 from webtorch.tensors import tape
 from webtorch.tensors.above import ask
 from webtorch.tensors.modes import mode, no_grad
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import check_places, check_values, taken_over, waited_for
+
+FAMILY: Family = "index"
 
 
 def _classes(tensor: Tensor, num_classes: int = -1) -> None:
@@ -57,13 +59,7 @@ def _rows(input: Tensor, weight: Tensor, *_: object, **__: object) -> None:
     check_places("embedding", input, weight._shape[0], "index out of range in self. ")
 
 
-@composite(
-    family="index",
-    function_in=FUNCTIONAL,
-    torch="nn.functional.one_hot",
-    example=Example(("i5",), (5,)),
-    values=_classes,
-)
+@composite(function_in=FUNCTIONAL, example=Example(("i5",), (5,)), values=_classes)
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """1 at the class of each element, in a new last dimension.
 
@@ -112,9 +108,7 @@ def _renormalize(weight: Tensor, flat: Tensor, max_norm: float, norm_type: float
 
 
 @composite(
-    family="index",
     function_in=FUNCTIONAL,
-    torch="nn.functional.embedding",
     gradient_name="EmbeddingBackward0",
     example=Example(("i5", (5, 3))),
     values=_rows,
@@ -229,7 +223,7 @@ def counted(
     )
 
 
-@composite(family="index", example=Example(("i5",)), aten=("bincount",), looks_at=("input",))
+@composite(example=Example(("i5",)), aten=("bincount",), looks_at=("input",))
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     """How often each value 0, 1, ... occurs, or the sum of its weights. Reads the largest value from the device."""
     if input.dtype.kind not in ("int", "uint"):
@@ -264,7 +258,7 @@ def _order(sequence: Tensor, *_: object, sorter: Tensor | None = None, **__: obj
         check_places("searchsorted", sorter, sequence._shape[-1], words)
 
 
-@composite(family="index", function_in=("torch",), aten=("searchsorted",), values=_order)
+@composite(function_in=("torch",), aten=("searchsorted",), values=_order)
 def searchsorted(
     sorted_sequence: Tensor,
     input: Tensor,
@@ -334,7 +328,7 @@ def _search(sequence: Tensor, values: Tensor, right: bool, dtype: DType) -> Tens
     return movement.reshape(cast_to(low, dtype), shape)
 
 
-@composite(family="index", function_in=("torch",), refuses=BOOL, aten=("bucketize",))
+@composite(function_in=("torch",), refuses=BOOL, aten=("bucketize",))
 def bucketize(
     input: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
 ) -> Tensor:
@@ -347,7 +341,6 @@ def bucketize(
 
 
 @composite(
-    family="index",
     function_in=("torch",),
     refuses=BOOL,
     aten=("isin",),

@@ -126,7 +126,6 @@ def _check_pair(name: str, input: Tensor, target: Tensor, both: bool = False) ->
 
 
 @composite(
-    torch="nn.functional.mse_loss",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=_REDUCTIONS,
@@ -150,7 +149,6 @@ def mse_loss(
 
 
 @composite(
-    torch="nn.functional.l1_loss",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=_REDUCTIONS,
@@ -178,7 +176,6 @@ def l1_loss(
 
 
 @composite(
-    torch="nn.functional.smooth_l1_loss",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=(*_REDUCTIONS, ((), {"beta": 0.5})),
@@ -205,7 +202,6 @@ def smooth_l1_loss(
 
 
 @composite(
-    torch="nn.functional.huber_loss",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=(*_REDUCTIONS, ((), {"delta": 0.5})),
@@ -248,7 +244,6 @@ def _probabilities(input: Tensor, target: Tensor, *_: object, **__: object) -> N
 
 
 @composite(
-    torch="nn.functional.binary_cross_entropy",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     domain=(0.02, 0.98),
@@ -287,7 +282,6 @@ def binary_cross_entropy(
 
 
 @composite(
-    torch="nn.functional.binary_cross_entropy_with_logits",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=_REDUCTIONS,
@@ -321,7 +315,6 @@ def binary_cross_entropy_with_logits(
 
 
 @composite(
-    torch="nn.functional.kl_div",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
@@ -359,7 +352,6 @@ def kl_div(
 
 
 @composite(
-    torch="nn.functional.gaussian_nll_loss",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     gradient_name=_last_part("MulBackward0", "AddBackward0", "full"),
@@ -404,7 +396,6 @@ def gaussian_nll_loss(
 
 
 @composite(
-    torch="nn.functional.poisson_nll_loss",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
@@ -575,7 +566,6 @@ def _targets(op: str) -> Callable[..., None]:
 
 
 @composite(
-    torch="nn.functional.nll_loss",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     autocast=FP32,
@@ -605,7 +595,6 @@ def nll_loss(
 
 
 @composite(
-    torch="nn.functional.cross_entropy",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     autocast=FP32,
@@ -681,7 +670,6 @@ def _soft_cross_entropy(
 
 
 @composite(
-    torch="nn.functional.hinge_embedding_loss",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
@@ -705,7 +693,6 @@ def hinge_embedding_loss(
 
 
 @composite(
-    torch="nn.functional.margin_ranking_loss",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
@@ -727,7 +714,6 @@ def margin_ranking_loss(
 
 
 @composite(
-    torch="nn.functional.cosine_embedding_loss",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
@@ -765,7 +751,6 @@ def cosine_embedding_loss(
 
 
 @composite(
-    torch="nn.functional.triplet_margin_loss",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=FP32,
@@ -804,7 +789,6 @@ def triplet_margin_loss(
 
 
 @composite(
-    torch="nn.functional.soft_margin_loss",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     autocast=FP32,

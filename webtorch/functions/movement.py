@@ -39,12 +39,14 @@ from webtorch.ops.primitive import (
     seen_as,
 )
 from webtorch.ops.purity import warn_once
-from webtorch.ops.record import Example, composite
+from webtorch.ops.record import Example, Family, composite
 from webtorch.tensors import tape
 from webtorch.tensors.formats import channels_last, channels_last_3d
 from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.writing import check_graph
+
+FAMILY: Family = "movement"
 
 METHOD: tuple[str, ...] = ("Tensor",)
 
@@ -131,9 +133,7 @@ def _inferred(op: str, x: Tensor, sizes: Shape) -> Shape:
         ) from None
 
 
-@composite(
-    family="movement", function_in=METHOD, torch="Tensor.view", geometry=("view", "_reshape_alias")
-)
+@composite(function_in=METHOD, geometry=("view", "_reshape_alias"))
 def view(
     input: Tensor, *args: Any, size: Sequence[int] | None = None, dtype: DType | None = None
 ) -> Tensor:
@@ -186,7 +186,7 @@ def _bits_as(x: Tensor, dtype: DType) -> Tensor:
     return seen_as(x, (*shape[:-1], shape[-1] // ratio), strides, offset // ratio, dtype)
 
 
-@composite(family="movement")
+@composite()
 def reshape(input: Tensor, *args: object, shape: Sequence[int] | None = None) -> Tensor:
     """The elements in another shape; one size may be -1. A view where strides allow it, else a copy."""
     old = input._shape
@@ -200,19 +200,19 @@ def reshape(input: Tensor, *args: object, shape: Sequence[int] | None = None) ->
     return out
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.view_as")
+@composite(function_in=METHOD)
 def view_as(input: Tensor, other: Tensor) -> Tensor:
     """A view in the shape of `other`."""
     return view(input, other._shape)
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.reshape_as")
+@composite(function_in=METHOD)
 def reshape_as(input: Tensor, other: Tensor) -> Tensor:
     """The elements in the shape of `other`."""
     return reshape(input, other._shape)
 
 
-@composite(family="movement")
+@composite()
 def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """Dimensions start_dim to end_dim as one."""
     shape = input._shape
@@ -226,7 +226,7 @@ def flatten(input: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     return reshape(input, (*shape[:start], numel(shape[start : end + 1]), *shape[end + 1 :]))
 
 
-@composite(family="movement")
+@composite()
 def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     """Dimension `dim` as several of `sizes`; one may be -1."""
     shape = input._shape
@@ -246,7 +246,7 @@ def unflatten(input: Tensor, dim: int, sizes: Sequence[int]) -> Tensor:
     return reshape(input, (*shape[:dim], *parts, *shape[dim + 1 :]))
 
 
-@composite(family="movement")
+@composite()
 def ravel(input: Tensor) -> Tensor:
     """The elements in one dimension, next to each other in memory."""
     return reshape(contiguous(input), (-1,)) if input.numel() else reshape(input, (0,))
@@ -260,7 +260,7 @@ def squeezed_dims(shape: Shape, dim: object) -> tuple[int, ...]:
     return tuple(i for i, size in enumerate(shape) if size != 1 or i not in dims)
 
 
-@composite(family="movement", traced=True)
+@composite(traced=True)
 def squeeze(input: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """Without dimensions of size 1: all of them, or those of `dim` that have size 1."""
     shape, strides = input._shape, input._strides
@@ -270,7 +270,7 @@ def squeeze(input: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     )
 
 
-@composite(family="movement", traced=True)
+@composite(traced=True)
 def unsqueeze(input: Tensor, dim: int) -> Tensor:
     """With a new dimension of size 1 at `dim`."""
     shape, strides = input._shape, input._strides
@@ -284,7 +284,7 @@ def unsqueeze(input: Tensor, dim: int) -> Tensor:
     )
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.expand", grows=True)
+@composite(function_in=METHOD, grows=True)
 def expand(
     input: Tensor, *args: object, size: Sequence[int] | None = None, implicit: bool = False
 ) -> Tensor:
@@ -328,19 +328,19 @@ def expanded(op: str, x: Tensor, size: Shape) -> Tensor:
     return as_view(x, new, tuple(strides), x._offset, vjp=sum_to, args=(old,), name="Expand")
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.expand_as")
+@composite(function_in=METHOD)
 def expand_as(input: Tensor, other: Tensor) -> Tensor:
     """Expanded to the shape of `other`."""
     return expanded("expand_as", input, other._shape)
 
 
-@composite(family="movement", grows=True)
+@composite(grows=True)
 def broadcast_to(input: Tensor, size: Sequence[int]) -> Tensor:
     """Expanded to `size`."""
     return expanded("broadcast_to", input, sizes_of("broadcast_to", (size,)))
 
 
-@composite(family="movement", function_in=("torch",))
+@composite(function_in=("torch",))
 def broadcast_tensors(*tensors: Any) -> tuple[Tensor, ...]:
     """Views of the tensors in the shape that all of them expand to."""
     if len(tensors) == 1 and isinstance(tensors[0], (tuple, list)):
@@ -367,7 +367,7 @@ def permuted(x: Tensor, dims: tuple[int, ...], name: str = "Permute") -> Tensor:
     )
 
 
-@composite(family="movement", traced=True)
+@composite(traced=True)
 def permute(input: Tensor, *args: object, dims: Sequence[int] | None = None) -> Tensor:
     """The dimensions in the order `dims`."""
     order = sizes_of("permute", args, dims, "dims") if args != () or dims is not None else ()
@@ -396,25 +396,25 @@ def swapped(x: Tensor, dim0: int, dim1: int, name: str = "Transpose") -> Tensor:
     return permuted(x, tuple(order), name)
 
 
-@composite(family="movement", traced=True)
+@composite(traced=True)
 def transpose(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Dimensions dim0 and dim1 exchanged."""
     return swapped(input, dim0, dim1)
 
 
-@composite(family="movement")
+@composite()
 def swapaxes(input: Tensor, axis0: int, axis1: int) -> Tensor:
     """Another name of transpose."""
     return swapped(input, axis0, axis1)
 
 
-@composite(family="movement")
+@composite()
 def swapdims(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Another name of transpose."""
     return swapped(input, dim0, dim1)
 
 
-@composite(family="movement", traced=True)
+@composite(traced=True)
 def t(input: Tensor) -> Tensor:
     """The transpose of a matrix; 0-d and 1-d tensors as they are."""
     rank = len(input._shape)
@@ -443,25 +443,25 @@ def _matrix_transpose(name: str, x: Tensor) -> Tensor:
     return swapped(x, -2, -1)
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.mT")
+@composite(function_in=METHOD)
 def mT(input: Tensor) -> Tensor:
     """The last two dimensions exchanged (a property)."""
     return _matrix_transpose("mT", input)
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.mH")
+@composite(function_in=METHOD)
 def mH(input: Tensor) -> Tensor:
     """The conjugate transpose, which is mT for real types (a property)."""
     return conjugate(_matrix_transpose("mH", input))
 
 
-@composite(family="movement")
+@composite()
 def adjoint(input: Tensor) -> Tensor:
     """The conjugate transpose, which is mT for real types."""
     return conjugate(_matrix_transpose("adjoint", input))
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.T", name="T")
+@composite(function_in=METHOD, name="T")
 def _T(input: Tensor) -> Tensor:
     """All dimensions in reverse order (a property)."""
     rank = len(input._shape)
@@ -478,7 +478,7 @@ def _T(input: Tensor) -> Tensor:
     return permuted(input, tuple(reversed(range(rank))))
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.H", name="H")
+@composite(function_in=METHOD, name="H")
 def _H(input: Tensor) -> Tensor:
     """The conjugate transpose of a matrix (a property)."""
     if len(input._shape) not in (0, 2):
@@ -516,7 +516,7 @@ def moved_dims(x: Tensor, source: int | Sequence[int], destination: int | Sequen
     return permuted(x, tuple(next(rest) if d == -1 else d for d in order))
 
 
-@composite(family="movement", aliases=("moveaxis",))
+@composite(aliases=("moveaxis",))
 def movedim(input: Tensor, source: int | Sequence[int], destination: int | Sequence[int]) -> Tensor:
     """Dimensions `source` moved to the places `destination`; the others keep their order."""
     return moved_dims(input, source, destination)
@@ -542,69 +542,37 @@ def become(x: Tensor, seen: Any) -> Tensor:
     return x
 
 
-@composite(
-    family="movement", name="t_", function_in=METHOD, torch="Tensor.t_", example=Example(((4, 6),))
-)
+@composite(name="t_", function_in=METHOD, example=Example(((4, 6),)))
 def t_(input: Tensor) -> Tensor:
     """Transpose a matrix in place: only the strides change."""
     return become(input, t(input))
 
 
-@composite(
-    family="movement",
-    name="transpose_",
-    function_in=METHOD,
-    torch="Tensor.transpose_",
-    example=Example(((3, 4, 2),), (0, 2)),
-)
+@composite(name="transpose_", function_in=METHOD, example=Example(((3, 4, 2),), (0, 2)))
 def transpose_(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Exchange two dimensions in place: only the strides change."""
     return become(input, swapped(input, dim0, dim1))
 
 
-@composite(
-    family="movement",
-    name="swapaxes_",
-    function_in=METHOD,
-    torch="Tensor.swapaxes_",
-    example=Example(((3, 4, 2),), (0, 1)),
-)
+@composite(name="swapaxes_", function_in=METHOD, example=Example(((3, 4, 2),), (0, 1)))
 def swapaxes_(input: Tensor, axis0: int, axis1: int) -> Tensor:
     """Exchange two dimensions in place: only the strides change."""
     return become(input, swapped(input, axis0, axis1))
 
 
-@composite(
-    family="movement",
-    name="swapdims_",
-    function_in=METHOD,
-    torch="Tensor.swapdims_",
-    example=Example(((3, 4, 2),), (1, 2)),
-)
+@composite(name="swapdims_", function_in=METHOD, example=Example(((3, 4, 2),), (1, 2)))
 def swapdims_(input: Tensor, dim0: int, dim1: int) -> Tensor:
     """Exchange two dimensions in place: only the strides change."""
     return become(input, swapped(input, dim0, dim1))
 
 
-@composite(
-    family="movement",
-    name="squeeze_",
-    function_in=METHOD,
-    torch="Tensor.squeeze_",
-    example=Example(((3, 1, 2),)),
-)
+@composite(name="squeeze_", function_in=METHOD, example=Example(((3, 1, 2),)))
 def squeeze_(input: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """Drop dimensions of size 1 in place."""
     return become(input, squeeze(input, dim))
 
 
-@composite(
-    family="movement",
-    name="unsqueeze_",
-    function_in=METHOD,
-    torch="Tensor.unsqueeze_",
-    example=Example(((3, 2),), (1,)),
-)
+@composite(name="unsqueeze_", function_in=METHOD, example=Example(((3, 2),), (1,)))
 def unsqueeze_(input: Tensor, dim: int) -> Tensor:
     """Add a dimension of size 1 in place."""
     return become(input, unsqueeze(input, dim))
@@ -641,7 +609,7 @@ def strides_for(shape: Shape, strides: Shape, memory_format: MemoryFormat | None
     return strides_like(shape, strides)
 
 
-@composite(family="movement", torch="clone")
+@composite()
 def clone(input: Tensor, *, memory_format: MemoryFormat | None = None) -> Tensor:
     """A copy in new memory, by default with its dims in the order that they have in `input`."""
     if input._levels and memory_format in (channels_last, channels_last_3d):
@@ -652,7 +620,7 @@ def clone(input: Tensor, *, memory_format: MemoryFormat | None = None) -> Tensor
     return laid_out(strides_for(input._shape, input._strides, memory_format), copy, input)
 
 
-@composite(family="movement", function_in=METHOD, torch="Tensor.contiguous")
+@composite(function_in=METHOD)
 def contiguous(input: Tensor, memory_format: MemoryFormat | None = None) -> Tensor:
     """The tensor itself when its elements lie in row-major order, else a copy that is so."""
     if input._levels and memory_format in (channels_last, channels_last_3d):

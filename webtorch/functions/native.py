@@ -32,10 +32,12 @@ from webtorch.ops.elementwise import is_tensor
 from webtorch.ops.floats import frexp_exponent, nextafter_bfloat16, nextafter_half, nextafter_wide
 from webtorch.ops.precision import to_type, widened
 from webtorch.ops.primitive import cast_to
-from webtorch.ops.record import Autocast, Example, composite, return_type
+from webtorch.ops.record import Autocast, Example, Family, composite, return_type
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.tensor import Tensor
+
+FAMILY: Family = "index"
 
 FUNCTION = ("torch",)
 
@@ -49,7 +51,6 @@ class Frexp(NamedTuple):
 
 
 @composite(
-    family="index",
     function_in=FUNCTION,
     autocast=Autocast(gpu="fp32"),
     differs={"float16": "its statistics are float32, as PyTorch's are on a graphics card"},
@@ -77,7 +78,7 @@ def native_layer_norm(
     return out, mean, scale
 
 
-@composite(family="index", function_in=FUNCTION, gradient_name="NativeGroupNormBackward0")
+@composite(function_in=FUNCTION, gradient_name="NativeGroupNormBackward0")
 def native_group_norm(
     input: Tensor, weight: Tensor, bias: Tensor, N: int, C: int, HxW: int, group: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,7 +90,7 @@ def native_group_norm(
     return out, x.mean(-1), (x.var(-1, unbiased=False) + eps).rsqrt()
 
 
-@composite(family="index", function_in=FUNCTION)
+@composite(function_in=FUNCTION)
 def native_batch_norm(
     input: Tensor,
     weight: Tensor | None,
@@ -110,7 +111,7 @@ def native_batch_norm(
     return out, x.mean(dims), (x.var(dims, unbiased=False) + eps).rsqrt()
 
 
-@composite(family="index", function_in=FUNCTION)
+@composite(function_in=FUNCTION)
 def constant_pad_nd(input: Tensor, pad: Sequence[int], value: Scalar = 0) -> Tensor:
     """The input inside a border of `value`, its widths counted from the last dim."""
     return padding.pad(input, pad, "constant", value)
@@ -126,7 +127,7 @@ def _sampler(name: str, **fields: Any) -> None:
         return resize.grid_sample(input, grid, mode, beyond, align_corners)
 
     function.__doc__ = "nn.functional.grid_sample with modes as numbers."
-    composite(name=name, family="index", function_in=FUNCTION, **fields)(function)
+    composite(name=name, function_in=FUNCTION, **fields)(function)
 
 
 _sampler(
@@ -172,7 +173,14 @@ def empty_permuted(
 # -- the parts of a float -----------------------------------------------------------------------------
 
 
-@composite(inplace=True, dtypes=FLOATS, out="cast", aten=("nextafter",), overlap="whole")
+@composite(
+    family="composite",
+    inplace=True,
+    dtypes=FLOATS,
+    out="cast",
+    aten=("nextafter",),
+    overlap="whole",
+)
 def nextafter(input: Tensor, other: Tensor) -> Tensor:
     """The next number of the type after input, towards other."""
     for number, x in enumerate((input, other)):
@@ -186,7 +194,7 @@ def nextafter(input: Tensor, other: Tensor) -> Tensor:
     return entries.get(dtype, nextafter_wide)(input, other)
 
 
-@composite(family="index", gradient_name="FrexpBackward0", aten=("frexp",), overlap="whole")
+@composite(gradient_name="FrexpBackward0", aten=("frexp",), overlap="whole")
 def frexp(input: Tensor) -> Frexp:
     """(mantissa, exponent) with input = mantissa * 2 ** exponent and 0.5 <= |mantissa| < 1."""
     if input.dtype.kind != "float":
@@ -204,7 +212,6 @@ def frexp(input: Tensor) -> Frexp:
 
 @composite(
     name="torch_batch_norm",
-    family="index",
     function_in=FUNCTION,
     torch="batch_norm",
     example=Example(((4, 3, 5), (3,), (3,)), (None, None, True, 0.1, 1e-05, False)),
@@ -226,7 +233,6 @@ def torch_batch_norm(
 
 @composite(
     name="torch_instance_norm",
-    family="index",
     function_in=FUNCTION,
     torch="instance_norm",
     example=Example(((4, 3, 5), (3,), (3,)), (None, None, True, 0.1, 1e-05, False)),
@@ -249,11 +255,7 @@ def torch_instance_norm(
 
 
 @composite(
-    name="torch_embedding",
-    family="index",
-    function_in=FUNCTION,
-    torch="embedding",
-    example=Example(((5, 3), "i5")),
+    name="torch_embedding", function_in=FUNCTION, torch="embedding", example=Example(((5, 3), "i5"))
 )
 def torch_embedding(
     weight: Tensor,
@@ -267,20 +269,13 @@ def torch_embedding(
     return lookup.embedding(indices, weight, chosen, None, 2.0, scale_grad_by_freq, sparse)
 
 
-@composite(
-    family="index",
-    function_in=FUNCTION,
-    autocast=Autocast(gpu="fp32"),
-    example=Example(((3, 5),), ([1],)),
-)
+@composite(function_in=FUNCTION, autocast=Autocast(gpu="fp32"), example=Example(((3, 5),), ([1],)))
 def frobenius_norm(input: Tensor, dim: int | Sequence[int] = (), keepdim: bool = False) -> Tensor:
     """The root of the sum of squares over `dim`, over all dims by default."""
     return vector_norm(input, 2, None if not isinstance(dim, int) and not dim else dim, keepdim)
 
 
-@composite(
-    family="index", function_in=FUNCTION, autocast=Autocast(gpu="fp32"), example=Example(((4, 4),))
-)
+@composite(function_in=FUNCTION, autocast=Autocast(gpu="fp32"), example=Example(((4, 4),)))
 def nuclear_norm(
     input: Tensor, dim: int | Sequence[int] = (-2, -1), keepdim: bool = False
 ) -> Tensor:
@@ -288,7 +283,7 @@ def nuclear_norm(
     return decomposition.matrix_norm(input, "nuc", dim, keepdim)
 
 
-@composite(family="index", function_in=FUNCTION, example=Example(((6,),)))
+@composite(function_in=FUNCTION, example=Example(((6,),)))
 def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
     """The matrix of powers of a vector's elements, falling from N - 1 to 0 unless `increasing`."""
     if x.ndim != 1:
@@ -303,13 +298,13 @@ def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:
     return joining.stack(powers if increasing else powers[::-1], 1)
 
 
-@composite(family="index", function_in=FUNCTION, example="works on the host")
+@composite(function_in=FUNCTION, example="works on the host")
 def is_neg(input: Tensor) -> bool:
     """Return False: no tensor is a lazily negated view."""
     return False
 
 
-@composite(family="index", function_in=FUNCTION, example="works on the host")
+@composite(function_in=FUNCTION, example="works on the host")
 def is_conj(input: Tensor) -> bool:
     """Return False: no tensor is a lazily conjugated view."""
     return False

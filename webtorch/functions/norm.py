@@ -50,7 +50,6 @@ def _normalized_slope(g: Tensor, x: Tensor, dims: tuple[int, ...], eps: object) 
 @composite(
     name="_normalized",
     function_in=(),
-    torch="",
     vjp=lambda g, _out, x, dims, eps: (_normalized_slope(g, x, dims, eps),),
 )
 def normalized(x: Tensor, dims: tuple[int, ...], eps: object) -> Tensor:
@@ -68,7 +67,6 @@ def _rms_slope(g: Tensor, x: Tensor, dims: tuple[int, ...], eps: float) -> Tenso
 @composite(
     name="_rms_normalized",
     function_in=(),
-    torch="",
     vjp=lambda g, _out, x, dims, eps: (_rms_slope(g, x, dims, eps),),
 )
 def rms_normalized(x: Tensor, dims: tuple[int, ...], eps: Any) -> Tensor:
@@ -118,7 +116,6 @@ def last_dims(
 
 
 @composite(
-    torch="nn.functional.layer_norm",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
@@ -149,7 +146,6 @@ def layer_norm(
 
 
 @composite(
-    torch="nn.functional.rms_norm",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
@@ -189,7 +185,6 @@ def _check_channels(name: str, channels: int, **vectors: Any) -> None:
 
 
 @composite(
-    torch="nn.functional.group_norm",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
@@ -236,7 +231,6 @@ def group_norm(
 @composite(
     name="_channels_normalized",
     function_in=(),
-    torch="",
     vjp=Anew(unread=("bias",)),
     # PyTorch repeats the bias last, where each sample has numbers of its own.
     leads=lambda _x, weight, bias, dims, _eps: (
@@ -252,7 +246,7 @@ def _channels_normalized(
 
 
 # What the next batch writes to the running statistics is not what this one was normalised by.
-@composite(name="_channels_scaled", function_in=(), torch="", vjp=ANEW, saves_values=True)
+@composite(name="_channels_scaled", function_in=(), vjp=ANEW, saves_values=True)
 def _channels_scaled(
     input: Tensor,
     mean: Tensor,
@@ -301,7 +295,6 @@ def _batch_statistics(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]
 
 
 @composite(
-    torch="nn.functional.batch_norm",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     autocast=WHOLE,
@@ -367,7 +360,6 @@ def batch_norm(
 
 
 @composite(
-    torch="nn.functional.instance_norm",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     autocast=WHOLE,
@@ -412,7 +404,6 @@ def instance_norm(
 @composite(
     name="_weight_norm",
     function_in=(),
-    torch="",
     gradient_name=lambda v, _g, dim: (
         "WeightNormInterfaceBackward0" if dim in (0, v.ndim - 1) else "MulBackward0"
     ),

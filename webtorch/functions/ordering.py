@@ -20,10 +20,12 @@ from webtorch.ops.layout import of_first, row_major
 from webtorch.ops.primitive import cast_to, copy, fill, iota, reduce_dims, sort_places
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
-from webtorch.ops.record import BOOL, Autocast, composite, over_dims, return_type
+from webtorch.ops.record import BOOL, Autocast, Family, composite, over_dims, return_type
 from webtorch.runtime.backend import FEW
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import taken_over, waited_for
+
+FAMILY: Family = "index"
 
 
 @return_type("sort")
@@ -107,28 +109,25 @@ def _sorted(x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
     return gather_scatter.gather_along(x, dim, order, "sort"), order
 
 
-@composite(
-    family="index", gradient_name="SortBackward0", ties=True, layout=of_first, overlap="whole"
-)
+@composite(gradient_name="SortBackward0", ties=True, layout=of_first, overlap="whole")
 def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Sort:
     """(values, indices): the elements in order along `dim`, and where they were. Ties keep their order."""
     return Sort(*_sorted(input, dim, bool(descending)))
 
 
-@composite(family="index", ties=True, layout=of_first)
+@composite(ties=True, layout=of_first)
 def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
     """The positions of the elements in order along `dim`. Ties keep their order."""
     return _sorted(input, dim, bool(descending))[1]
 
 
-@composite(family="index", ties=True, overlap="whole")
+@composite(ties=True, overlap="whole")
 def msort(input: Tensor) -> Tensor:
     """The elements in order along dimension 0."""
     return _sorted(input, 0, False)[0]
 
 
 @composite(
-    family="index",
     refuses=BOOL,
     gradient_name="TopkBackward0",
     once=True,
@@ -162,12 +161,7 @@ def _selected(x: Tensor, dim: int, index: Tensor, keepdim: bool) -> tuple[Tensor
 
 
 @composite(
-    family="index",
-    refuses=BOOL,
-    overlap="none",
-    gradient_name="KthvalueBackward0",
-    ties=True,
-    aten=("kthvalue",),
+    refuses=BOOL, overlap="none", gradient_name="KthvalueBackward0", ties=True, aten=("kthvalue",)
 )
 def kthvalue(input: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Kthvalue:
     """(values, indices): the k-th smallest element along `dim`, counted from 1."""
@@ -210,7 +204,6 @@ def _median_of_all(x: Tensor, skip_nan: bool) -> Tensor:
 
 
 @composite(
-    family="index",
     refuses=BOOL,
     gradient_name=over_dims("Median"),
     ties=True,
@@ -227,7 +220,6 @@ def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
 
 
 @composite(
-    family="index",
     refuses=BOOL,
     gradient_name=over_dims("Nanmedian"),
     ties=True,
@@ -316,7 +308,7 @@ def _quantile(
     return movement.reshape(out, (*count, *rest))
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"))
+@composite(autocast=Autocast(cpu="fp32"))
 def quantile(
     input: Tensor,
     q: float | Tensor,
@@ -329,7 +321,7 @@ def quantile(
     return _quantile("quantile", input, q, dim, keepdim, interpolation, False)
 
 
-@composite(family="index", autocast=Autocast(cpu="fp32"))
+@composite(autocast=Autocast(cpu="fp32"))
 def nanquantile(
     input: Tensor,
     q: float | Tensor,
@@ -435,7 +427,7 @@ def _unique_forms(head: str) -> tuple[str, ...]:
     )
 
 
-@composite(family="index", forms=_unique_forms(", sorted: bool = True"))
+@composite(forms=_unique_forms(", sorted: bool = True"))
 def unique(
     input: Tensor,
     sorted: bool = True,
@@ -450,7 +442,7 @@ def unique(
     return _unique(input, True, return_inverse, return_counts, dim)
 
 
-@composite(family="index", gradient_name="UniqueConsecutiveBackward0", forms=_unique_forms(""))
+@composite(gradient_name="UniqueConsecutiveBackward0", forms=_unique_forms(""))
 def unique_consecutive(
     input: Tensor, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:

@@ -86,15 +86,7 @@ def _qr_vjp(g: tuple[Any, ...], out: tuple[Tensor, ...], a: Tensor, mode: str) -
     return (joining.cat((left, right), -1),)
 
 
-@composite(
-    name="_qr",
-    function_in=(),
-    torch="",
-    vjp=_qr_vjp,
-    complex_rule=True,
-    outputs=2,
-    saves_values=True,
-)
+@composite(name="_qr", function_in=(), vjp=_qr_vjp, complex_rule=True, outputs=2, saves_values=True)
 def qr_factors(a: Tensor, mode: str) -> Any:
     """Return the factors that LAPACK gives, of matrices without elements as well."""
     m, n = a._shape[-2:]
@@ -109,7 +101,6 @@ def qr_factors(a: Tensor, mode: str) -> Any:
     name="linalg_qr",
     family="index",
     function_in=LINALG,
-    torch="linalg.qr",
     autocast=Autocast(cpu="fp32"),
     gradient_name="LinalgQrBackward0",
 )
@@ -139,7 +130,7 @@ def _no_qr(_g: Tensor, _out: Tensor, _a: Tensor, _r: object) -> Tensor:
     )
 
 
-@composite(name="_undifferentiable_r", function_in=(), torch="", vjp=_no_qr)
+@composite(name="_undifferentiable_r", function_in=(), vjp=_no_qr)
 def _undifferentiable_r(a: Tensor, r: Tensor) -> Tensor:
     return r.clone()
 
@@ -219,7 +210,6 @@ def reflected(v: Tensor, tau: Tensor, x: Tensor, adjoint: bool = False) -> Tenso
     family="index",
     function_in=LINALG,
     aliases=(),
-    torch="linalg.householder_product",
     autocast=Autocast(cpu="fp32"),
     out="castable",
     gradient_name="LinalgHouseholderProductBackward0",

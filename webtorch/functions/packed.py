@@ -98,7 +98,7 @@ def _applied(
     return formula(reading.op, [*operands, *lanes], shape, float32, data.device, compute=int32)
 
 
-@composite(name="_unpacked", function_in=(), torch="", differentiable=False)
+@composite(name="_unpacked", function_in=(), differentiable=False)
 def unpacked(data: Tensor, form: str, count: int) -> Tensor:
     """Return the first `count` elements, as float32, of whole blocks that lie in flat data."""
     reading = unpacking(form, _in_words(data))
@@ -238,7 +238,7 @@ def _weight(data: Tensor, form: str, shape: tuple[int, int], dtype: DType) -> Te
     return cast_to(unpacked(data, form, shape[0] * shape[1]), dtype).reshape(shape)
 
 
-@composite(name="_lowered_rows", function_in=(), torch="", autocast=LOWER)
+@composite(name="_lowered_rows", function_in=(), autocast=LOWER)
 def _lowered(input: Tensor) -> Tensor:
     """The input in the precision that products have under autocast."""
     return input
@@ -250,7 +250,7 @@ def _cotangent_of_input(
     return rows_times(g, _weight(data, form, (rows, input_shape[-1]), g.dtype))
 
 
-@composite(name="_packed_product", function_in=(), torch="", vjp=(_cotangent_of_input,))
+@composite(name="_packed_product", function_in=(), vjp=(_cotangent_of_input,))
 def _packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor:
     """Return input @ w.T for an input (*, columns) and the matrix (rows, columns) that data stands for, in the type of
     the input.
@@ -295,7 +295,7 @@ def packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor:
     return _packed_product(_lowered(input), data, form, rows)
 
 
-@composite(name="_packed_rows", function_in=(), torch="", differentiable=False)
+@composite(name="_packed_rows", function_in=(), differentiable=False)
 def packed_rows(index: Tensor, data: Tensor, form: str, rows: int, columns: int) -> Tensor:
     """Return the rows at positions (*) of the matrix (rows, columns) that data stands for, as float32 (*, columns)."""
     length = FORMATS[form].row_bytes(columns)

@@ -60,12 +60,7 @@ def _circular(x: Tensor, dim: int, low: int, high: int, name: str) -> list[Tenso
 _EDGES = {"reflect": _reflect, "replicate": _replicate, "circular": _circular}
 
 
-@composite(
-    family="movement",
-    function_in=("nn.functional",),
-    torch="nn.functional.pad",
-    layout=ChannelsLastAs(0),
-)
+@composite(family="movement", function_in=("nn.functional",), layout=ChannelsLastAs(0))
 def pad(
     input: Tensor, pad: Sequence[int], mode: str = "constant", value: Scalar | None = None
 ) -> Tensor:
@@ -110,7 +105,7 @@ def pad(
     return _padded(input, counts, mode, value)
 
 
-@composite(name="_pad_edges", function_in=(), torch="", autocast=Autocast(cpu="fp32"), once=True)
+@composite(name="_pad_edges", function_in=(), autocast=Autocast(cpu="fp32"), once=True)
 def _pad_edges(input: Tensor, counts: list[int], mode: str) -> Tensor:
     return _padded(input, counts, mode, None)
 

@@ -523,7 +523,6 @@ def logit(input: Tensor, eps: float | None = None) -> Tensor:
 
 
 @composite(
-    torch="nn.functional.rrelu",
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     drawn=True,
@@ -577,7 +576,6 @@ def prelu(input: Tensor, weight: Tensor) -> Tensor:
 
 
 @composite(
-    torch="nn.functional.gelu",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=(((), {}), ((), {"approximate": "tanh"})),
@@ -601,7 +599,6 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 
 @composite(
     dtypes=FLOATS,
-    torch="nn.functional.softshrink",
     overlap="whole",
     function_in=FUNCTIONAL,
     samples=(((), {}), ((1.0,), {})),
@@ -618,7 +615,6 @@ def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
 
 
 @composite(
-    torch="nn.functional.glu",
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=(((-1,), {}),),
@@ -643,7 +639,7 @@ def _no_derivative(_g: Tensor, _out: Tensor, _x: Tensor, what: str) -> Tensor:
     raise NotImplementedError(f"the derivative for '{what}' is not implemented.")
 
 
-@composite(name="_constant", function_in=(), torch="", vjp=_no_derivative)
+@composite(name="_constant", function_in=(), vjp=_no_derivative)
 def _constant(x: Tensor, what: str) -> Tensor:
     """Return x; a gradient that arrives here raises NotImplementedError."""
     return x.clone()
@@ -667,7 +663,6 @@ def undifferentiable(x: Tensor, what: str) -> Tensor:
 
 @composite(
     function_in=SPECIAL,
-    torch="special.zeta",
     dtypes=FLOATS,
     domain=(1.1, 6.0),
     out="cast",

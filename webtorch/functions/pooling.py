@@ -456,7 +456,6 @@ def _counted(pool: Pool, d: int, count_include_pad: bool) -> list[int]:
 @composite(
     family="contract",
     function_in=EVERYWHERE,
-    torch="nn.functional.avg_pool1d",
     refuses=NARROW_INTEGERS,
     gradient_name="SqueezeBackward1",
     once=True,

@@ -27,12 +27,15 @@ from webtorch.ops.record import (
     NOT_FLOATS,
     Autocast,
     Example,
+    Family,
     composite,
 )
 from webtorch.tensors.tensor import Tensor
 
+FAMILY: Family = "contract"
 
-@composite(family="contract", out="cast", gradient_name="UnsafeViewBackward0")
+
+@composite(out="cast", gradient_name="UnsafeViewBackward0")
 def kron(input: Tensor, other: Tensor) -> Tensor:
     """Return the Kronecker product: every element of input times the whole of other, as blocks."""
     rank = max(input.ndim, other.ndim)
@@ -44,12 +47,7 @@ def kron(input: Tensor, other: Tensor) -> Tensor:
     return (a * b).reshape(tuple(x * y for x, y in zip(sizes_a, sizes_b, strict=True)))
 
 
-@composite(
-    family="contract",
-    function_in=("linalg",),
-    torch="linalg.multi_dot",
-    autocast=Autocast(gpu="lower"),
-)
+@composite(function_in=("linalg",), autocast=Autocast(gpu="lower"))
 def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
     """Return the product of two or more matrices, in the order that costs least; the ends may be vectors."""
     given = list(tensors)
@@ -108,7 +106,6 @@ def _chain(given: list[Tensor]) -> Tensor:
 
 
 @composite(
-    family="contract",
     function_in=("torch",),
     autocast=Autocast(gpu="lower"),
     example=Example(((4, 5), (5, 6), (6, 3))),
@@ -133,13 +130,7 @@ def chain_matmul(*matrices: Any) -> Tensor:
     return given[0] if len(given) == 1 else multi_dot(given)
 
 
-@composite(
-    family="contract",
-    function_in=("linalg",),
-    torch="linalg.cross",
-    gradient_name="LinalgCrossBackward0",
-    overlap="none",
-)
+@composite(function_in=("linalg",), gradient_name="LinalgCrossBackward0", overlap="none")
 def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     """Return the vector products along `dim`, which must have size 3."""
     if input.ndim != other.ndim:
@@ -159,12 +150,7 @@ def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     return first - narrow(a, at, 2, 3) * narrow(b, at, 1, 3)
 
 
-@composite(
-    family="contract",
-    autocast=Autocast(gpu="promote"),
-    gradient_name="LinalgCrossBackward0",
-    overlap="none",
-)
+@composite(autocast=Autocast(gpu="promote"), gradient_name="LinalgCrossBackward0", overlap="none")
 def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     """Return the vector products along `dim`; None stands for the first dimension of size 3."""
     if dim is None:
@@ -181,13 +167,7 @@ def cross(input: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     return linalg_cross(input, other, dim=dim)
 
 
-@composite(
-    family="contract",
-    function_in=("linalg",),
-    torch="linalg.vecdot",
-    autocast=LOWER,
-    refuses=NOT_FLOATS,
-)
+@composite(function_in=("linalg",), autocast=LOWER, refuses=NOT_FLOATS)
 def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
     """Return the sums of the products along `dim`; the other dimensions broadcast."""
     check_types("linalg.vecdot", x, y)
@@ -200,7 +180,6 @@ def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
 
 
 @composite(
-    family="contract",
     autocast=Autocast("fp32", "whole"),
     refuses=BOOL,
     gradient_name="TraceBackward0",
@@ -218,7 +197,6 @@ def _is_square_of_squares(n: int) -> bool:
 
 
 @composite(
-    family="contract",
     function_in=("torch", "Tensor", "linalg"),
     # These are copies, in PyTorch also squares of squares; other powers are products.
     out=lambda _input, n: "cast" if n in (0, 1) or _is_square_of_squares(abs(n)) else "exact",
@@ -248,9 +226,9 @@ def matrix_power(input: Tensor, n: int) -> Tensor:
 
 
 @composite(
+    family="composite",
     name="_farthest",
     function_in=(),
-    torch="",
     # Each of several that are equally far has the whole gradient.
     vjp=lambda g, out, x: (_where(x.abs() == out.unsqueeze(-1), x.sign() * g.unsqueeze(-1), 0.0),),
 )
@@ -258,7 +236,7 @@ def _farthest(difference: Tensor) -> Tensor:
     return difference.abs().amax(-1)
 
 
-@composite(family="contract", function_in=("torch",), autocast=FP32, gradient_name="CdistBackward0")
+@composite(function_in=("torch",), autocast=FP32, gradient_name="CdistBackward0")
 @computed_wide
 def cdist(
     x1: Tensor,

@@ -41,7 +41,7 @@ def groups_of(columns: int, bits: int, group_size: int) -> int:
     return columns // size
 
 
-@composite(name="_quantize_weight", function_in=(), torch="", differentiable=False)
+@composite(name="_quantize_weight", function_in=(), differentiable=False)
 def quantize_weight(
     weight: Tensor, bits: int, group_size: int
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -80,7 +80,7 @@ def quantize_weight(
     return packed.reshape(rows, -1), scale.squeeze(-1), zeros
 
 
-@composite(name="_dequantize_weight", function_in=(), torch="", differentiable=False)
+@composite(name="_dequantize_weight", function_in=(), differentiable=False)
 def dequantize_weight(packed: Tensor, scales: Tensor, zeros: Tensor | None, bits: int) -> Tensor:
     """Return the float32 weight (out, in) that packed numbers stand for."""
     rows, count = scales.shape
@@ -106,7 +106,7 @@ def _few_rows(x: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor | None, b
     return (total * scales.unsqueeze(-1)).sum((-2, -1))
 
 
-@composite(name="_lower_precision", function_in=(), torch="", autocast=LOWER)
+@composite(name="_lower_precision", function_in=(), autocast=LOWER)
 def _lowered(input: Tensor) -> Tensor:
     """The input in the precision that products have under autocast."""
     return input
@@ -127,7 +127,7 @@ def _cotangents(
     return rows_times(g, weight), None, None, None, rows.sum(0)
 
 
-@composite(name="_quantized_product", function_in=(), torch="", vjp=_cotangents)
+@composite(name="_quantized_product", function_in=(), vjp=_cotangents)
 def _quantized_product(
     input: Tensor,
     packed: Tensor,
@@ -148,7 +148,7 @@ def _quantized_product(
     return cast_to(out, input.dtype).reshape((*lead, packed.shape[0]))
 
 
-@composite(name="_quantized_linear", function_in=(), torch="")
+@composite(name="_quantized_linear", function_in=())
 def quantized_linear(
     input: Tensor,
     packed: Tensor,
@@ -219,7 +219,6 @@ def _within(
 @composite(
     name="_fake_quantize",
     function_in=(),
-    torch="",
     vjp=(_within,),
     gradient_name="FakeQuantizePerTensorAffineCachemaskBackward0",
 )

@@ -54,7 +54,7 @@ from webtorch.ops.primitive import (
     write,
 )
 from webtorch.ops.purity import looks, warn
-from webtorch.ops.record import BOOL, Composite, Example, P, R, composite
+from webtorch.ops.record import BOOL, Composite, Example, Family, P, R, composite
 from webtorch.tensors.batching import levels_of
 from webtorch.tensors.calls import check_stated
 from webtorch.tensors.device import DeviceLike, device_of, resolve
@@ -66,6 +66,8 @@ from webtorch.tensors.modes import mode
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import at_hand_or_written, check_range
+
+FAMILY: Family = "random"
 
 _MASK = 0xFFFFFFFF
 
@@ -183,9 +185,7 @@ def default_generator(device: DeviceLike = None) -> Generator:
     return found
 
 
-@composite(
-    family="random", function_in=TORCH, torch="manual_seed", example="is about the generator"
-)
+@composite(function_in=TORCH, example="is about the generator")
 def manual_seed(seed: int) -> Generator:
     """Seed the generators of all devices, which then give the same numbers. Returns the CPU's."""
     global _seed_of_all
@@ -196,7 +196,7 @@ def manual_seed(seed: int) -> Generator:
     return default_generator("cpu")
 
 
-@composite(family="random", function_in=TORCH, torch="seed", example="is about the generator")
+@composite(function_in=TORCH, example="is about the generator")
 def seed() -> int:
     """Seed the generators of all devices from the system, and return the seed."""
     value = Generator("cpu").seed()
@@ -204,25 +204,19 @@ def seed() -> int:
     return value
 
 
-@composite(
-    family="random", function_in=TORCH, torch="initial_seed", example="is about the generator"
-)
+@composite(function_in=TORCH, example="is about the generator")
 def initial_seed() -> int:
     """Return the seed of the CPU's generator."""
     return default_generator("cpu").initial_seed()
 
 
-@composite(
-    family="random", function_in=TORCH, torch="get_rng_state", example="is about the generator"
-)
+@composite(function_in=TORCH, example="is about the generator")
 def get_rng_state() -> Tensor:
     """Return the state of the CPU's generator."""
     return default_generator("cpu").get_state()
 
 
-@composite(
-    family="random", function_in=TORCH, torch="set_rng_state", example="is about the generator"
-)
+@composite(function_in=TORCH, example="is about the generator")
 def set_rng_state(new_state: Tensor) -> None:
     """Set the state of the CPU's generator."""
     default_generator("cpu").set_state(new_state)
@@ -384,7 +378,7 @@ def permutation(n: int, generator: Generator) -> Any:
         return sorted(range(n), key=host_words(seed, first, n).__getitem__)
 
 
-@composite(family="random", function_in=TORCH, factory=True, example=Example((), (20,)), drawn=True)
+@composite(function_in=TORCH, factory=True, example=Example((), (20,)), drawn=True)
 def randperm(
     n: int,
     *,
@@ -438,9 +432,7 @@ def _floating(op: str, dtype: DType) -> DType:
     return dtype
 
 
-@composite(
-    family="random", function_in=TORCH, factory=True, example=Example((), (3, 4)), drawn=True
-)
+@composite(function_in=TORCH, factory=True, example=Example((), (3, 4)), drawn=True)
 @of_sizes
 def rand(new: New, *, generator: Generator | None = None) -> Tensor:
     """Uniform numbers in [0, 1)."""
@@ -448,7 +440,7 @@ def rand(new: New, *, generator: Generator | None = None) -> Tensor:
     return _draw(shape, _floating("rand", dtype), device, generator)
 
 
-@composite(family="random", function_in=TORCH, factory=True, drawn=True)
+@composite(function_in=TORCH, factory=True, drawn=True)
 @of_sizes
 def randn(new: New, *, generator: Generator | None = None) -> Tensor:
     """Normal numbers of mean 0 and variance 1."""
@@ -535,7 +527,7 @@ def _integers_of(dtype: DType) -> tuple[int, int]:
     return int(limits.min), int(limits.max)
 
 
-@composite(family="random", function_in=TORCH, factory=True, drawn=True)
+@composite(function_in=TORCH, factory=True, drawn=True)
 def randint(
     *args: Any,
     low: int | None = None,
@@ -570,7 +562,7 @@ def randint(
     return finish(result, requires_grad, out, "randint")
 
 
-@composite(family="random", function_in=TORCH, drawn=True)
+@composite(function_in=TORCH, drawn=True)
 @like_another
 def rand_like(new: New, *, generator: Generator | None = None) -> Tensor:
     """Uniform numbers in [0, 1), in the shape, dtype and device of `input`."""
@@ -578,7 +570,7 @@ def rand_like(new: New, *, generator: Generator | None = None) -> Tensor:
     return _draw(shape, _floating("rand_like", dtype), device, generator)
 
 
-@composite(family="random", function_in=TORCH, drawn=True)
+@composite(function_in=TORCH, drawn=True)
 @like_another
 def randn_like(new: New, *, generator: Generator | None = None) -> Tensor:
     """Normal numbers of mean 0 and variance 1, in the shape, dtype and device of `input`."""
@@ -586,7 +578,7 @@ def randn_like(new: New, *, generator: Generator | None = None) -> Tensor:
     return _draw(shape, _floating("randn_like", dtype), device, generator, "normal")
 
 
-@composite(family="random", function_in=TORCH, drawn=True)
+@composite(function_in=TORCH, drawn=True)
 @like_another
 def randint_like(
     new: New, low: int, high: int | None = None, *, generator: Generator | None = None
@@ -607,7 +599,6 @@ def _deviations(mean: object = 0.0, std: object = 1.0, *_: object, **__: object)
 
 
 @composite(
-    family="random",
     function_in=TORCH,
     out="cast",
     drawn=True,
@@ -691,7 +682,7 @@ def _drawn_below(drawn: Tensor, p: Tensor, message: str) -> Tensor:
     return demand(comparison.lt(drawn, p), holds, message)
 
 
-@composite(family="random", out="cast", drawn=True, vjp=lambda g, _out, *_: _no_slopes(g, g._shape))
+@composite(out="cast", drawn=True, vjp=lambda g, _out, *_: _no_slopes(g, g._shape))
 def bernoulli(
     input: Tensor,
     p: float | None = None,
@@ -725,7 +716,7 @@ def _check_probability(op: str, p: float) -> None:
         raise RuntimeError(f"{op} expects p to be in [0, 1], but got p={p}")
 
 
-@composite(family="random", drawn=True)
+@composite(drawn=True)
 def multinomial(
     input: Tensor,
     num_samples: int,
@@ -842,7 +833,7 @@ def _in_place(**fields: Any) -> Callable[[Callable[P, R]], Composite[P, R]]:
         name = function.__name__
         facts = {"example": Example(((4, 4),)), **fields}
         return composite(
-            family="random", name=name, function_in=METHOD, torch=f"Tensor.{name}", drawn=True, **facts
+            name=name, function_in=METHOD, torch=f"Tensor.{name}", drawn=True, **facts
         )(function)  # fmt: skip
 
     return declare

@@ -23,11 +23,13 @@ from webtorch.ir.dtype import (
 )
 from webtorch.ops import comparison
 from webtorch.ops.primitive import cast_to, fill, iota, join
-from webtorch.ops.record import Example, composite
+from webtorch.ops.record import Example, Family, composite
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.formats import layout as Layout
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
+
+FAMILY: Family = "creation"
 
 
 def filled(result: Tensor, requires_grad: bool, out: Tensor | None, name: str) -> Tensor:
@@ -52,7 +54,7 @@ def _range_count(start: Scalar, end: Scalar, step: Scalar, dtype: DType) -> int:
     return -(-(end - start) // step)
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(function_in=TORCH, factory=True)
 def arange(
     *args: object,
     start: Number | None = None,
@@ -152,7 +154,7 @@ def _check_steps(name: str, steps: object) -> None:
         raise RuntimeError(f"number of steps must be non-negative: {name} got {steps}")
 
 
-@composite(family="creation", function_in=TORCH, factory=True, looks_at=("start", "end"))
+@composite(function_in=TORCH, factory=True, looks_at=("start", "end"))
 def linspace(
     start: Number | Tensor,
     end: Number | Tensor,
@@ -221,7 +223,7 @@ def _power(base: float, exponent: float) -> float:
     return math.nan if isinstance(found, complex) else found
 
 
-@composite(family="creation", function_in=TORCH, factory=True, looks_at=("start", "end"))
+@composite(function_in=TORCH, factory=True, looks_at=("start", "end"))
 def logspace(
     start: Number | Tensor,
     end: Number | Tensor,
@@ -260,7 +262,7 @@ def logspace(
     return filled(cast_to(result, wanted), requires_grad, out, "logspace")
 
 
-@composite(family="creation", function_in=TORCH, factory=True)
+@composite(function_in=TORCH, factory=True)
 def eye(
     n: int,
     m: int | None = None,
@@ -304,7 +306,7 @@ def _corner(
     return made_of([[i for i, _ in places], [j for _, j in places]], wanted, device)
 
 
-@composite(family="creation", function_in=TORCH, factory=True, example=Example((), (4, 5)))
+@composite(function_in=TORCH, factory=True, example=Example((), (4, 5)))
 def tril_indices(
     row: int,
     col: int,
@@ -319,7 +321,7 @@ def tril_indices(
     return _corner(row, col, offset, True, dtype, device)
 
 
-@composite(family="creation", function_in=TORCH, factory=True, example=Example((), (4, 5)))
+@composite(function_in=TORCH, factory=True, example=Example((), (4, 5)))
 def triu_indices(
     row: int,
     col: int,

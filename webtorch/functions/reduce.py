@@ -175,7 +175,6 @@ def drop_dims(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
 @composite(
     name="_of_nothing",
     function_in=(),
-    torch="",
     vjp=lambda _g, _out, x, _shape, _value, _dtype: (fill(x.shape, 0, x.dtype, x.device),),
 )
 def of_nothing(x: Tensor, shape: tuple[int, ...], value: Scalar, dtype: DType) -> Tensor:
@@ -349,12 +348,7 @@ def _prod_rule(g: Tensor, _out: Tensor, x: Tensor, dim: int) -> tuple[Tensor]:
     return (g * _where(isnan(x), x, _others(x, dim)),)
 
 
-@composite(
-    name="_prod",
-    function_in=(),
-    torch="",
-    vjp=_prod_rule,
-)
+@composite(name="_prod", function_in=(), vjp=_prod_rule)
 def _prod(x: Tensor, dim: int) -> Tensor:
     return reduce_dims(x, "prod", (dim,))
 
@@ -527,7 +521,6 @@ def positions(x: Tensor, dim: int, size: int | None = None) -> Tensor:
 @composite(
     name="_selected",
     function_in=(),
-    torch="",
     # All of the gradient goes to the element whose index is returned, not shared among ties as in amax.
     # Nothing of x is needed for it, so x may be overwritten before the backward pass.
     vjp=lambda g, _out, _x, indices, _combine, dim, size: (
@@ -545,12 +538,7 @@ def _shared(g: Tensor, out: Tensor, x: Tensor) -> Tensor:
     return _where(same, g / count, 0.0)
 
 
-@composite(
-    name="_one_of_all",
-    function_in=(),
-    torch="",
-    vjp=lambda g, out, x, _find: (_shared(g, out, x),),
-)
+@composite(name="_one_of_all", function_in=(), vjp=lambda g, out, x, _find: (_shared(g, out, x),))
 def one_of_all(x: Tensor, find: Callable[[Tensor], Tensor]) -> Tensor:
     """Return `find(x)`, which is one of the elements of x. Ties share the gradient evenly."""
     return find(x)
@@ -668,10 +656,7 @@ def min(
 
 
 @composite(
-    name="_p_norm",
-    function_in=(),
-    torch="",
-    vjp=lambda g, out, x, p, _dims: (g * norm_slope(x, out, p),),
+    name="_p_norm", function_in=(), vjp=lambda g, out, x, p, _dims: (g * norm_slope(x, out, p),)
 )
 def _p_norm(x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
     return combine_dims(absolute(x) ** p, "sum", dims, True) ** (1.0 / p)
@@ -679,7 +664,6 @@ def _p_norm(x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
 
 @composite(
     name="vector_norm",
-    torch="linalg.vector_norm",
     family="reduce",
     dtypes=FLOATS,
     function_in=("linalg",),
@@ -776,12 +760,7 @@ def norm(
 # -- logsumexp --------------------------------------------------------------------------------------------------------
 
 
-@composite(
-    name="_logsumexp",
-    function_in=(),
-    torch="",
-    vjp=lambda g, out, x, _dims: (g * exp(x - out),),
-)
+@composite(name="_logsumexp", function_in=(), vjp=lambda g, out, x, _dims: (g * exp(x - out),))
 def _logsumexp(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     largest = combine_dims(x, "max", dims, True)
     # inf - inf is NaN: an infinite maximum is not subtracted.

@@ -34,8 +34,10 @@ from webtorch.ops.primitive import (
     reduce_dims,
 )
 from webtorch.ops.primitive import scan as _scan
-from webtorch.ops.record import TABLE, composite
+from webtorch.ops.record import TABLE, Family, composite
 from webtorch.tensors.tensor import Tensor
+
+FAMILY: Family = "movement"
 
 # -- repeating -------------------------------------------------------------------------------------
 
@@ -52,14 +54,7 @@ def _repeat(x: Tensor, counts: Shape) -> Tensor:
     return reshape(out, tuple(r * n for r, n in zip(counts, shape, strict=True)))
 
 
-@composite(
-    family="movement",
-    function_in=METHOD,
-    torch="Tensor.repeat",
-    gradient_name="RepeatBackward0",
-    grows=True,
-    traced=True,
-)
+@composite(function_in=METHOD, gradient_name="RepeatBackward0", grows=True, traced=True)
 def repeat(input: Tensor, *args: object, repeats: Sequence[int] | None = None) -> Tensor:
     """The tensor repeated `repeats` times along each dimension, new leading ones included."""
     counts = sizes_of("repeat", args, repeats, "repeats")
@@ -70,14 +65,14 @@ def repeat(input: Tensor, *args: object, repeats: Sequence[int] | None = None) -
     return _repeat(input, counts)
 
 
-@composite(family="movement", gradient_name="RepeatBackward0", grows=True)
+@composite(gradient_name="RepeatBackward0", grows=True)
 def tile(input: Tensor, *args: object, dims: Sequence[int] | None = None) -> Tensor:
     """The tensor repeated `dims` times; missing leading counts are 1."""
     counts = sizes_of("tile", args, dims, "dims") if args != ((),) else ()
     return _repeat(input, (1,) * (len(input._shape) - len(counts)) + counts)
 
 
-@composite(family="movement", own_view=True, looks_at=("repeats",))
+@composite(own_view=True, looks_at=("repeats",))
 def repeat_interleave(
     input: Tensor,
     repeats: int | Tensor | None = None,
@@ -155,9 +150,7 @@ def flipped(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return copy(as_view(x, shape, turned, offset, vjp=flipped, args=(dims,), name="Flip"))
 
 
-@composite(
-    family="movement", gradient_name="FlipBackward0", layout=of_first, aten=("flip",), traced=True
-)
+@composite(gradient_name="FlipBackward0", layout=of_first, aten=("flip",), traced=True)
 def flip(input: Tensor, *args: object, dims: Sequence[int] | None = None) -> Tensor:
     """A copy with the order of elements along `dims` reversed."""
     wanted = sizes_of("flip", args, dims, "dims") if args != ((),) else ()
@@ -165,7 +158,7 @@ def flip(input: Tensor, *args: object, dims: Sequence[int] | None = None) -> Ten
     return flipped(input, places) if input._shape else copy(input)
 
 
-@composite(family="movement", gradient_name="FlipBackward0")
+@composite(gradient_name="FlipBackward0")
 def fliplr(input: Tensor) -> Tensor:
     """A copy with dimension 1 reversed."""
     if len(input._shape) < 2:
@@ -173,7 +166,7 @@ def fliplr(input: Tensor) -> Tensor:
     return flipped(input, (1,))
 
 
-@composite(family="movement", gradient_name="FlipBackward0")
+@composite(gradient_name="FlipBackward0")
 def flipud(input: Tensor) -> Tensor:
     """A copy with dimension 0 reversed."""
     if len(input._shape) < 1:
@@ -181,13 +174,7 @@ def flipud(input: Tensor) -> Tensor:
     return flipped(input, (0,))
 
 
-@composite(
-    family="movement",
-    gradient_name="RollBackward0",
-    layout=ChannelsLastAs(0),
-    aten=("roll",),
-    traced=True,
-)
+@composite(gradient_name="RollBackward0", layout=ChannelsLastAs(0), aten=("roll",), traced=True)
 def roll(
     input: Tensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = ()
 ) -> Tensor:
@@ -221,7 +208,7 @@ def roll(
     return copy(input) if out is input else out
 
 
-@composite(family="movement", gradient_name="Rot90Backward0")
+@composite(gradient_name="Rot90Backward0")
 def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """A copy turned by k quarter turns in the plane of `dims`, from the first towards the second."""
     rank = len(input._shape)
@@ -269,7 +256,6 @@ def _triu_rule(g: Tensor, _out: Tensor, _input: Tensor, diagonal: int) -> Tensor
 
 
 @composite(
-    family="movement",
     inplace=True,
     vjp=(_tril_rule,),
     complex_rule=True,
@@ -285,7 +271,6 @@ def tril(input: Tensor, diagonal: int = 0) -> Tensor:
 
 
 @composite(
-    family="movement",
     inplace=True,
     vjp=(_triu_rule,),
     complex_rule=True,

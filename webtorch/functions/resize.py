@@ -311,7 +311,6 @@ def _pools(
 @composite(
     family="composite",
     function_in=FUNCTIONAL,
-    torch="nn.functional.interpolate",
     autocast=Autocast(gpu="fp32"),
     gradient_name=_interpolate_name,
     once=_pools,
@@ -468,7 +467,6 @@ def _aligned(align_corners: bool | None) -> bool:
 @composite(
     family="composite",
     function_in=FUNCTIONAL,
-    torch="nn.functional.upsample",
     example=Example(((1, 2, 4, 5),), (), {"scale_factor": 2}),
 )
 def upsample(
@@ -483,7 +481,7 @@ def upsample(
     return interpolate(input, size, scale_factor, mode, align_corners)
 
 
-@composite(family="composite", function_in=FUNCTIONAL, torch="nn.functional.upsample_nearest")
+@composite(family="composite", function_in=FUNCTIONAL)
 def upsample_nearest(
     input: Tensor, size: Sequence[int] | int | None = None, scale_factor: float | None = None
 ) -> Tensor:
@@ -492,7 +490,7 @@ def upsample_nearest(
     return interpolate(input, size, scale_factor, "nearest")
 
 
-@composite(family="composite", function_in=FUNCTIONAL, torch="nn.functional.upsample_bilinear")
+@composite(family="composite", function_in=FUNCTIONAL)
 def upsample_bilinear(
     input: Tensor,
     size: Sequence[int] | int | None = None,
@@ -509,7 +507,6 @@ def upsample_bilinear(
 @composite(
     family="movement",
     function_in=EVERYWHERE,
-    torch="nn.functional.pixel_shuffle",
     gradient_name="PixelShuffleBackward0",
     layout=ChannelsLastAs(0),
     direct=("pixel_shuffle",),
@@ -542,7 +539,6 @@ def pixel_shuffle(input: Tensor, upscale_factor: int) -> Tensor:
 @composite(
     family="movement",
     function_in=EVERYWHERE,
-    torch="nn.functional.pixel_unshuffle",
     gradient_name="PixelUnshuffleBackward0",
     layout=ChannelsLastAs(0),
     direct=("pixel_unshuffle",),
@@ -575,7 +571,6 @@ def pixel_unshuffle(input: Tensor, downscale_factor: int) -> Tensor:
 @composite(
     family="movement",
     function_in=EVERYWHERE,
-    torch="nn.functional.channel_shuffle",
     aliases=("native_channel_shuffle",),
     gradient_name="ChannelShuffleBackward0",
     layout=ChannelsLastAs(0),
@@ -611,7 +606,6 @@ def channel_shuffle(input: Tensor, groups: int) -> Tensor:
 @composite(
     family="composite",
     function_in=FUNCTIONAL,
-    torch="nn.functional.affine_grid",
     example=Example(((2, 2, 3),), ((2, 3, 4, 5),), {"align_corners": False}),
     gradient_name="AffineGridGeneratorBackward0",
 )
@@ -715,7 +709,6 @@ _PADDINGS = ("zeros", "border", "reflection")
 @composite(
     family="composite",
     function_in=FUNCTIONAL,
-    torch="nn.functional.grid_sample",
     autocast=Autocast("fp32", "promote"),
     refuses=NOT_FLOATS,
 )

@@ -19,7 +19,7 @@ from webtorch.ir.dtype import FLOATS, float64
 from webtorch.ir.view import broadcast_shapes, numel
 from webtorch.ops import comparison
 from webtorch.ops.primitive import cast_to, draw, shown
-from webtorch.ops.record import Elementwise, Example, composite
+from webtorch.ops.record import Elementwise, Example, Family, composite
 from webtorch.ops.samplers import (
     BINOMIAL,
     GAMMA,
@@ -34,6 +34,8 @@ from webtorch.tensors.host import reads
 from webtorch.tensors.limits import finfo
 from webtorch.tensors.modes import records_for_pages
 from webtorch.tensors.tensor import Tensor
+
+FAMILY: Family = "random"
 
 
 def _sample(
@@ -71,7 +73,6 @@ def _check_floats(name: str, **tensors: object) -> None:
 
 @composite(
     name="_standard_gamma",
-    family="random",
     function_in=TORCH,
     torch="",
     dtypes=FLOATS,
@@ -92,7 +93,6 @@ def _standard_gamma(input: Tensor, generator: Generator | None = None) -> Tensor
 
 @composite(
     name="_sample_dirichlet",
-    family="random",
     function_in=TORCH,
     torch="",
     dtypes=FLOATS,
@@ -123,7 +123,6 @@ def _dirichlet_backward(x: Tensor, concentration: Tensor, g: Tensor) -> Tensor:
 
 
 @composite(
-    family="random",
     function_in=TORCH,
     dtypes=FLOATS,
     vjp=lambda g, _out, _input, _generator: (creation.zeros_like(g),),
@@ -141,7 +140,6 @@ def poisson(input: Tensor, generator: Generator | None = None) -> Tensor:
 
 
 @composite(
-    family="random",
     function_in=TORCH,
     dtypes=FLOATS,
     vjp=lambda _g, _out, _count, prob, _generator: (None, creation.zeros_like(prob)),
@@ -171,7 +169,7 @@ def _not_negative(rates: Tensor, drawn: Tensor) -> Tensor:
 # -- directions ------------------------------------------------------------------------------------------
 
 
-@composite(family="random", function_in=(), torch="", dtypes=FLOATS)
+@composite(function_in=(), dtypes=FLOATS)
 def _sample_von_mises(concentration: Tensor, generator: Generator | None = None) -> Tensor:
     """Angles in (-pi, pi) of the von Mises distribution around 0."""
     _check_floats("_sample_von_mises", concentration=concentration)

@@ -29,7 +29,7 @@ def _combined_rule(
     return where(hit, g / count, 0.0), None
 
 
-@composite(name="_segments_combined", function_in=(), torch="", vjp=_combined_rule)
+@composite(name="_segments_combined", function_in=(), vjp=_combined_rule)
 def _segments_combined(x: Tensor, inside: Tensor, combine: str, dim: int, start: Number) -> Tensor:
     found = reduce_dims(x, combine, (dim,))
     if combine == "prod":
@@ -116,7 +116,6 @@ def segment_reduce(
 @composite(
     family="index",
     function_in=("torch", "nn.functional"),
-    torch="nn.functional.pdist",
     autocast=Autocast(gpu="fp32"),
     gradient_name="PdistBackward0",
 )

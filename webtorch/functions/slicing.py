@@ -44,11 +44,13 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.purity import looks
-from webtorch.ops.record import TABLE, Example, composite
+from webtorch.ops.record import TABLE, Example, Family, composite
 from webtorch.tensors.batching import spread
 from webtorch.tensors.made_by import several_views
 from webtorch.tensors.tape import Cotangents, GradFn, gradient_edge, share_history
 from webtorch.tensors.tensor import Tensor
+
+FAMILY: Family = "movement"
 
 # -- windows ---------------------------------------------------------------------------------------
 
@@ -119,7 +121,7 @@ def pick(x: Tensor, dim: int, index: int) -> Tensor:
     )
 
 
-@composite(family="movement", traced=True)
+@composite(traced=True)
 def select(input: Tensor, dim: int, index: int) -> Tensor:
     """The view at position `index` of `dim`, without that dimension."""
     shape = input._shape
@@ -139,7 +141,7 @@ def slice_bounds(size: int, start: int | None, stop: int | None, step: int) -> t
     return first, max(0, -(-(last - first) // step))
 
 
-@composite(family="movement", function_in=(), torch="", name="slice", traced=True)
+@composite(function_in=(), name="slice", traced=True)
 def slice_(
     input: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
@@ -154,7 +156,7 @@ def slice_(
     return window(input, dim, first, count, step)
 
 
-@composite(family="movement")
+@composite()
 def narrow(input: Tensor, dim: int, start: int | Tensor, length: int) -> Tensor:
     """The view of `length` elements from `start` along `dim`."""
     shape = input._shape
@@ -208,7 +210,7 @@ def _from_parts(gs: Cotangents, _saved: object, static: Any) -> Cotangents:
     return (pad_dim(whole, dim, start, gap),)
 
 
-@composite(family="movement", gradient_name="UnbindBackward0", traced=True)
+@composite(gradient_name="UnbindBackward0", traced=True)
 def unbind(input: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     """The views at each position of `dim`."""
     dim = normalize_dim(dim, len(input._shape))
@@ -262,7 +264,6 @@ def _split_title(input: object, split_size_or_sections: object, dim: int = 0) ->
 
 
 @composite(
-    family="movement",
     gradient_name=_split_title,
     other_names={"tensor": "input", "split_size": "split_size_or_sections"},
     traced=True,
@@ -286,7 +287,7 @@ def split(
     return _split_evenly(input, length, dim)
 
 
-@composite(family="movement", gradient_name="SplitWithSizesBackward0", traced=True)
+@composite(gradient_name="SplitWithSizesBackward0", traced=True)
 def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Views of parts of the sizes listed along `dim`."""
     return _split_with_sizes(
@@ -294,7 +295,7 @@ def split_with_sizes(input: Tensor, split_sizes: Sequence[int], dim: int = 0) ->
     )
 
 
-@composite(family="movement", gradient_name="SplitBackward0")
+@composite(gradient_name="SplitBackward0")
 def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """Views of at most `chunks` parts of one size along `dim`; the last may be smaller."""
     dim = _splittable("chunk", input, dim)
@@ -307,7 +308,7 @@ def chunk(input: Tensor, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     return _split_evenly(input, length, dim)
 
 
-@composite(family="movement", other_names={"tensor_indices_or_sections": "indices_or_sections"})
+@composite(other_names={"tensor_indices_or_sections": "indices_or_sections"})
 def tensor_split(
     input: Tensor,
     indices_or_sections: Any = None,
@@ -364,19 +365,19 @@ def _named_split(name: str, x: Tensor, dim: int, rank: int, parts: object) -> tu
 _SECTIONS = {"indices": "indices_or_sections", "sections": "indices_or_sections"}
 
 
-@composite(family="movement", other_names=_SECTIONS)
+@composite(other_names=_SECTIONS)
 def hsplit(input: Tensor, indices_or_sections: Sequence[int] | int) -> tuple[Tensor, ...]:
     """Views of equal parts along dimension 1 (0 for a 1-d tensor)."""
     return _named_split("hsplit", input, 0 if len(input._shape) == 1 else 1, 1, indices_or_sections)
 
 
-@composite(family="movement", other_names=_SECTIONS)
+@composite(other_names=_SECTIONS)
 def vsplit(input: Tensor, indices_or_sections: Sequence[int] | int) -> tuple[Tensor, ...]:
     """Views of equal parts along dimension 0."""
     return _named_split("vsplit", input, 0, 2, indices_or_sections)
 
 
-@composite(family="movement", other_names=_SECTIONS)
+@composite(other_names=_SECTIONS)
 def dsplit(input: Tensor, indices_or_sections: Sequence[int] | int) -> tuple[Tensor, ...]:
     """Views of equal parts along dimension 2."""
     return _named_split("dsplit", input, 2, 3, indices_or_sections)
@@ -396,7 +397,7 @@ def _square(x: Tensor) -> Tensor:
     return reshape(window(wide, rank, 0, n * n), (*batch, n, n))
 
 
-@composite(family="movement", gradient_name="DiagEmbedBackward0")
+@composite(gradient_name="DiagEmbedBackward0")
 def diag_embed(input: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     """Matrices in dimensions dim1 and dim2 with the last dimension on their diagonal `offset`; 0 elsewhere."""
     rank = len(input._shape) + 1
@@ -434,7 +435,7 @@ def _from_diagonal(g: Tensor, shape: Shape, offset: int, first: int, second: int
     return _place_diagonal(_square(g), shape[first], shape[second], offset, first, second)
 
 
-@composite(family="movement", traced=True)
+@composite(traced=True)
 def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """The view of diagonal `offset` of dimensions dim1 and dim2, as a new last dimension."""
     shape, strides, offset = input._shape, input._strides, operator.index(offset)
@@ -458,7 +459,7 @@ def diagonal(input: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Te
     )
 
 
-@composite(family="movement")
+@composite()
 def diag(input: Tensor, diagonal: int = 0) -> Tensor:
     """The matrix with a 1-d tensor on its diagonal, or a copy of a matrix's diagonal."""
     rank = len(input._shape)
@@ -472,7 +473,7 @@ def diag(input: Tensor, diagonal: int = 0) -> Tensor:
 _diagonal = diagonal
 
 
-@composite(family="movement", gradient_name="DiagEmbedBackward0")
+@composite(gradient_name="DiagEmbedBackward0")
 def diagflat(input: Tensor, offset: int = 0) -> Tensor:
     """The matrix with all elements on its diagonal."""
     return diag_embed(ravel(input), offset)
@@ -514,9 +515,7 @@ def _overlap(g: Tensor, shape: Shape, dim: int, size: int, step: int) -> Tensor:
     return pad_dim(g, dim, 0, shape[dim] - length)
 
 
-@composite(
-    family="movement", function_in=METHOD, torch="Tensor.unfold", traced=True, geometry=("unfold",)
-)
+@composite(function_in=METHOD, traced=True, geometry=("unfold",))
 def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """The view of all windows of `size` along `dimension`, `step` apart; the window is the last dimension."""
     shape, strides = input._shape, input._strides
@@ -545,7 +544,7 @@ def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     )
 
 
-@composite(family="movement", geometry=("as_strided",), traced=True)
+@composite(geometry=("as_strided",), traced=True)
 def as_strided(
     input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
@@ -575,7 +574,6 @@ def as_strided(
 
 
 @composite(
-    family="movement",
     name="as_strided_",
     function_in=("torch", "Tensor"),
     torch="Tensor.as_strided_",
@@ -604,13 +602,13 @@ def _replaced(name: str, input: Tensor, src: Tensor, part: Callable[[Tensor], Te
     return out
 
 
-@composite(family="movement", gradient_name="SelectScatterBackward0")
+@composite(gradient_name="SelectScatterBackward0")
 def select_scatter(input: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     """A copy with `src` in place of input.select(dim, index)."""
     return _replaced("select_scatter", input, src, lambda x: select(x, dim, index))
 
 
-@composite(family="movement", gradient_name="SliceScatterBackward0")
+@composite(gradient_name="SliceScatterBackward0")
 def slice_scatter(
     input: Tensor,
     src: Tensor,
@@ -623,7 +621,7 @@ def slice_scatter(
     return _replaced("slice_scatter", input, src, lambda x: slice_(x, dim, start, end, step))
 
 
-@composite(family="movement", gradient_name="DiagonalScatterBackward0")
+@composite(gradient_name="DiagonalScatterBackward0")
 def diagonal_scatter(
     input: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Tensor:

@@ -29,8 +29,10 @@ from webtorch.ops import elementwise
 from webtorch.ops.layout import row_major
 from webtorch.ops.precision import computed_wide
 from webtorch.ops.primitive import cast_to, fill, imag_part, iota, join, real_part
-from webtorch.ops.record import BOOL, Autocast, Example, OutRule, composite, return_type
+from webtorch.ops.record import BOOL, Autocast, Example, Family, OutRule, composite, return_type
 from webtorch.tensors.tensor import Tensor
+
+FAMILY: Family = "index"
 
 
 @return_type("mode")
@@ -61,7 +63,7 @@ def _out_of_diff(input: Tensor, n: int = 1, *_: object, **__: object) -> OutRule
     return "cast" if n else "exact"
 
 
-@composite(family="index", out=_out_of_diff)
+@composite(out=_out_of_diff)
 def diff(
     input: Tensor,
     n: int = 1,
@@ -153,7 +155,7 @@ def _slope_along(x: Tensor, d: int, spacing: Any, edge_order: int) -> Tensor:
     return joining.cat((low, inside, high), d)
 
 
-@composite(family="index", function_in=("torch",), refuses=(bool_, uint8))
+@composite(function_in=("torch",), refuses=(bool_, uint8))
 def gradient(
     input: Tensor,
     *,
@@ -201,7 +203,7 @@ def gradient(
     return tuple(_slope_along(x, d, s, edge_order) for d, s in zip(dims, spacings, strict=True))
 
 
-@composite(family="index", autocast=Autocast(gpu="fp32"), gradient_name="DistBackward0")
+@composite(autocast=Autocast(gpu="fp32"), gradient_name="DistBackward0")
 def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
     """The p-norm of input - other."""
     if not isinstance(other, Tensor):
@@ -211,7 +213,7 @@ def dist(input: Tensor, other: Tensor, p: float = 2) -> Tensor:
     return (input - other).norm(p)
 
 
-@composite(family="index", function_in=("torch",), aliases=("trapz",), refuses=BOOL)
+@composite(function_in=("torch",), aliases=("trapz",), refuses=BOOL)
 def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: float = 1, dim: int = -1) -> Tensor:
     """The integral of samples y at x (or at steps of dx) by the trapezoidal rule."""
     d = normalize_dim(dim, y.ndim)
@@ -226,7 +228,7 @@ def trapezoid(y: Tensor, x: Tensor | None = None, *, dx: float = 1, dim: int = -
     return (heights * diff(x, 1, d)).sum(d) / 2
 
 
-@composite(family="index", function_in=("torch",), refuses=BOOL)
+@composite(function_in=("torch",), refuses=BOOL)
 def cumulative_trapezoid(
     y: Tensor, x: Tensor | None = None, *, dx: float = 1, dim: int = -1
 ) -> Tensor:
@@ -265,7 +267,7 @@ def _check_weights(count: int, **weights: Tensor | None) -> None:
             raise RuntimeError(f"cov(): {name} cannot be negative")
 
 
-@composite(family="index", refuses=BOOL)
+@composite(refuses=BOOL)
 def cov(
     input: Tensor,
     *,
@@ -303,7 +305,7 @@ def cov(
     return out.reshape(()) if out.numel() == 1 else out
 
 
-@composite(family="index", refuses=BOOL)
+@composite(refuses=BOOL)
 def corrcoef(input: Tensor) -> Tensor:
     """The correlation coefficients of variables (rows) over observations (columns)."""
     c = cov(input)
@@ -317,7 +319,7 @@ def corrcoef(input: Tensor) -> Tensor:
     return (c / spread.unsqueeze(0) / spread.unsqueeze(1)).clamp(-1, 1)
 
 
-@composite(family="index", function_in=("torch",))
+@composite(function_in=("torch",))
 def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
     """All combinations of r elements of a 1-d tensor, one a row."""
     if input.ndim != 1:
@@ -332,7 +334,7 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     return gather_scatter.index_select(input, 0, where).reshape((len(rows), r))
 
 
-@composite(family="index", function_in=("torch",), example=Example(("i5",), ((2, 3),)))
+@composite(function_in=("torch",), example=Example(("i5",), ((2, 3),)))
 def unravel_index(indices: Tensor, shape: Sequence[int] | int) -> tuple[Tensor, ...]:
     """The coordinates of flat indices into a tensor of `shape`, one tensor for each dim."""
     if indices.dtype.kind not in ("int", "uint"):
@@ -351,7 +353,7 @@ def unravel_index(indices: Tensor, shape: Sequence[int] | int) -> tuple[Tensor, 
     return tuple(reversed(out))
 
 
-@composite(family="index")
+@composite()
 def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """How many elements lie in each of equal bins between min and max (both 0: the data's range).
 
@@ -362,7 +364,7 @@ def histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Ten
     return _histc(input, bins, min, max)
 
 
-@composite(family="index", function_in=(), torch="", aten=("histc",), looks_at=("input",))
+@composite(function_in=(), aten=("histc",), looks_at=("input",))
 def _histc(input: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """histc() of floats and integers on each device."""
     if bins <= 0:
@@ -424,7 +426,7 @@ def _bin_of(x: Tensor, edges: Tensor) -> Tensor:
     return pointwise.where((x >= edges[0]) & (x <= edges[-1]), place, count)
 
 
-@composite(family="index", differentiable=False)
+@composite(differentiable=False)
 def histogram(
     input: Tensor,
     bins: Tensor | int,
@@ -441,7 +443,7 @@ def histogram(
     return Histogram(found, edges[0])
 
 
-@composite(family="index", function_in=("torch",), differentiable=False)
+@composite(function_in=("torch",), differentiable=False)
 def histogramdd(
     input: Tensor,
     bins: Sequence[int] | Sequence[Tensor] | int,
@@ -507,7 +509,6 @@ def _histogram(
 
 
 @composite(
-    family="index",
     inplace=True,
     autocast=Autocast(gpu="fp32"),
     gradient_name="RenormBackward0",
@@ -533,7 +534,6 @@ def renorm(input: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
 
 
 @composite(
-    family="index",
     ties=True,
     gradient_name="ModeBackward0",
     once=True,

@@ -231,7 +231,6 @@ def _columns(
 @composite(
     family="contract",
     function_in=FUNCTIONAL,
-    torch="nn.functional.unfold",
     name="functional_unfold",
     refuses=INTEGERS,
     gradient_name="Im2ColBackward0",
@@ -260,7 +259,6 @@ def im2col(
 @composite(
     family="contract",
     function_in=FUNCTIONAL,
-    torch="nn.functional.fold",
     name="functional_fold",
     example=Example(((2, 12, 12),), ((4, 5), (2, 2))),
     gradient_name="Col2ImBackward0",

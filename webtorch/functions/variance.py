@@ -34,10 +34,13 @@ from webtorch.ops.purity import warn
 from webtorch.ops.record import (
     ANEW,
     WHOLE,
+    Family,
     composite,
 )
 from webtorch.ops.reduction import root
 from webtorch.tensors.tensor import Tensor
+
+FAMILY: Family = "reduce"
 
 
 def _variance_slope(x: Tensor, dims: tuple[int, ...], correction: float) -> Tensor:
@@ -46,9 +49,9 @@ def _variance_slope(x: Tensor, dims: tuple[int, ...], correction: float) -> Tens
 
 
 @composite(
+    family="composite",
     name="_variance",
     function_in=(),
-    torch="",
     # The path through the mean cancels: it is left out.
     vjp=lambda g, _out, x, dims, correction: (g * _variance_slope(x, dims, correction),),
 )
@@ -125,12 +128,7 @@ _SPREADS: tuple[Any, ...] = (
 
 
 @composite(
-    family="reduce",
-    dtypes=FLOATS,
-    samples=_SPREADS,
-    autocast=WHOLE,
-    out="cast",
-    gradient_name="VarBackward0",
+    dtypes=FLOATS, samples=_SPREADS, autocast=WHOLE, out="cast", gradient_name="VarBackward0"
 )
 def var(
     input: Tensor,
@@ -145,12 +143,7 @@ def var(
 
 
 @composite(
-    family="reduce",
-    dtypes=FLOATS,
-    samples=_SPREADS,
-    autocast=WHOLE,
-    out="cast",
-    gradient_name="StdBackward0",
+    dtypes=FLOATS, samples=_SPREADS, autocast=WHOLE, out="cast", gradient_name="StdBackward0"
 )
 def std(
     input: Tensor,
@@ -165,7 +158,6 @@ def std(
 
 
 @composite(
-    family="reduce",
     dtypes=FLOATS,
     function_in=("torch",),
     samples=_SPREADS,
@@ -188,7 +180,6 @@ def var_mean(
 
 
 @composite(
-    family="reduce",
     dtypes=FLOATS,
     function_in=("torch",),
     samples=_SPREADS,

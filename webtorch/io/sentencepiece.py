@@ -18,8 +18,6 @@ from typing import Any
 from webtorch.io.safetensors import FilePath
 from webtorch.io.tokenizer import TokenizerError, around
 
-__all__ = ["SentencePiece"]
-
 _SPACE = "\u2581"
 _WORD = re.compile(f"{_SPACE}[^{_SPACE}]*|[^{_SPACE}]+")
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")

@@ -14,8 +14,6 @@ from typing import Any
 from webtorch.llm.config import Config, ModelError, Rope, given
 from webtorch.llm.packings import METHODS
 
-__all__ = ["ARCHITECTURES", "Architecture", "config_from_gguf", "config_from_json", "gguf_metadata"]
-
 # A field of Config: its names in config.json, and in GGUF.
 FIELDS: dict[str, tuple[tuple[str, ...], str]] = {
     "vocab_size": (("vocab_size",), "vocab_size"),

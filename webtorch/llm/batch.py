@@ -22,8 +22,6 @@ from webtorch.llm.tokens import alike
 from webtorch.nn import functional as F
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["Batch", "Constraint", "ContextFullError", "Likely", "Run", "check"]
-
 # Of the cache the first 256 places are read, the first 1024, and so on, so that short texts cost less.
 LEAST = 256
 # What two texts begin with alike is copied if it is as long as this.

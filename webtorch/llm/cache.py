@@ -8,8 +8,6 @@ from webtorch.llm.config import Config
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["PIECES", "Cache", "Held", "Reading", "cache_bytes", "rewinds"]
-
 # Prompts are read in pieces of these lengths; what is too much in the last one is written over.
 PIECES = (256, 64, 16)
 # Keys or values of a layer: (texts * places, key heads, channels), for int8 with its scales (..., 1).

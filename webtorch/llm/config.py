@@ -9,8 +9,6 @@ from typing import Any
 
 from webtorch.errors import WebtorchError
 
-__all__ = ["Config", "ModelError", "Rope"]
-
 
 class ModelError(WebtorchError, ValueError):
     """A model's files are damaged, or of a kind that is not read here."""

@@ -20,8 +20,6 @@ from webtorch.llm.language import LanguageModel
 from webtorch.llm.template import DEFAULT, Message, TemplateError, render
 from webtorch.llm.tokens import alike
 
-__all__ = ["DataError", "Example", "batches", "examples_of", "read_lines"]
-
 # Texts are filled up to one of these lengths, or to the longest that is allowed: there is a program for each.
 LENGTHS = (64, 256, 1024, 4096)
 _ROLES = {"human": "user", "gpt": "assistant"}

@@ -35,8 +35,6 @@ from webtorch.tensors.tensor import Tensor
 from webtorch.web.export import captured_for_page, export_all
 from webtorch.web.site import HERE, copy_runtime
 
-__all__ = ["export"]
-
 # Tokens of a prompt that are read at once.
 PIECE = 32
 _FILES = ("chat.js", "tokens.js", "worker.js")

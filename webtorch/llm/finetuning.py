@@ -27,8 +27,6 @@ from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 from webtorch.utils.checkpoint import checkpoint
 
-__all__ = ["Finetuning", "Progress", "TrainingNeeds", "finetune", "training_needs"]
-
 _STATE = "training.pt"
 # Logits that are held at once.
 _LOGITS = 1 << 25

@@ -12,8 +12,6 @@ from typing import Any
 from webtorch.errors import WebtorchError
 from webtorch.llm.tokens import Tokens, bytes_of
 
-__all__ = ["Grammar", "GrammarError", "Grammars"]
-
 # Between the words of JSON: an answer is no endless space.
 _FREE = {"whitespace_pattern": r"[ \t\r\n]{0,16}"}
 _PLAIN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -37,8 +37,6 @@ from webtorch.llm.weights import packed_bytes, save, save_quantized, weight_byte
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["Answer", "LanguageModel", "load", "quantize_file"]
-
 # A token has no more letters, but for long rows of spaces.
 _LETTERS = 128
 

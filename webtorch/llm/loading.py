@@ -15,8 +15,6 @@ from webtorch.llm.config import Config, ModelError
 from webtorch.llm.model import Model
 from webtorch.llm.weights import FolderWeights, GGUFWeights, Weights, fill
 
-__all__ = ["load_model", "open_weights", "read_config", "read_json"]
-
 _FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 

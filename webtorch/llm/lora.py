@@ -32,8 +32,6 @@ from webtorch.quantization.packing import PACKING
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["Adapter", "adapters", "attach", "detach", "load", "merge", "parameters", "save"]
-
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 

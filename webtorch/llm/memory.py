@@ -14,8 +14,6 @@ from webtorch.llm.config import Config
 from webtorch.llm.model import Model
 from webtorch.tensors.device import DeviceLike
 
-__all__ = ["Needs", "available", "needs", "parameter_count", "size_in_words"]
-
 _SHORTEST = 512
 _USUAL = 4096
 

@@ -14,8 +14,6 @@ from webtorch.llm.config import Config
 from webtorch.ops.blocks import FORMATS
 from webtorch.quantization.packing import PACKING
 
-__all__ = ["MIXES", "Choice", "chooser"]
-
 # A tensor's name in GGUF and its shape -> its format, or None where it stays as it is.
 Choice = Callable[[str, Sequence[int]], str | None]
 # A layer's number and how many there are -> a format, or None for the mix's.

@@ -19,8 +19,6 @@ from webtorch.quantization import PackedTensor
 from webtorch.tensors.tensor import Tensor
 from webtorch.utils.checkpoint import checkpoint
 
-__all__ = ["Model"]
-
 Angles = tuple[Tensor, Tensor]
 
 

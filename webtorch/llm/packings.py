@@ -18,8 +18,6 @@ from webtorch.quantization import PackedTensor
 from webtorch.quantization.packing import together
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["METHODS", "Parts"]
-
 Config = dict[str, Any]
 # Reads the tensor of a layer ("qweight") on the CPU, or None where there is none.
 Parts = Callable[[str], Tensor | None]

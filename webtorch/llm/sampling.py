@@ -10,8 +10,6 @@ from webtorch.functions import public as webtorch
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["MOST_LIKELY", "Chooser", "Kind", "Sampling", "choose"]
-
 # Of how many of the likeliest tokens the log probabilities are told, as of OpenAI's interface.
 MOST_LIKELY = 20
 

@@ -38,8 +38,6 @@ from webtorch.llm.template import Message, TemplateError
 from webtorch.llm.tokens import bytes_of
 from webtorch.llm.tools import Call, Form, Reader, form_of
 
-__all__ = ["Served", "application"]
-
 # An object of JSON.
 Json = dict[str, Any]
 

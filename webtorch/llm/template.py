@@ -12,8 +12,6 @@ from typing import Any
 
 from webtorch.errors import WebtorchError
 
-__all__ = ["DEFAULT", "Message", "TemplateError", "render"]
-
 Message = dict[str, Any]  # "role" ("system", "user", "assistant") and "content"
 # For models without a template of their own.
 DEFAULT = (

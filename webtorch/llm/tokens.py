@@ -11,17 +11,6 @@ from typing import Any, Protocol
 from webtorch.io.sentencepiece import SentencePiece
 from webtorch.io.tokenizer import DIGITS, GPT2, Tokenizer, TokenizerError
 
-__all__ = [
-    "Tokens",
-    "alike",
-    "bytes_of",
-    "ends_of",
-    "gguf_tokens",
-    "streamed",
-    "tokenizer_from_folder",
-    "tokenizer_from_gguf",
-]
-
 
 class Tokens(Protocol):
     """What tokenizers have."""

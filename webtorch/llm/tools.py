@@ -10,8 +10,6 @@ from typing import Any
 
 from webtorch.llm.grammar import Grammar
 
-__all__ = ["FORMS", "Call", "Form", "Reader", "form_of"]
-
 
 @dataclass(frozen=True)
 class Call:

@@ -25,11 +25,6 @@ from webtorch.nn.parameter import Parameter
 from webtorch.quantization import FORMATS, PackedEmbedding, PackedLinear, PackedTensor, quantize
 from webtorch.tensors.tensor import Tensor
 
-__all__ = [
-    "FolderWeights", "GGUFWeights", "Place", "Weights", "fill", "fused_parts", "gguf_name", "permuted_rows",
-    "put_packed", "quantize_", "save", "save_quantized", "weight_bytes",
-]  # fmt: skip
-
 # The rows of these are turned by places.
 _TURNED = {"attention.q": "num_attention_heads", "attention.k": "num_key_value_heads"}
 # Parts of one weight in files of some, and its name in GGUF.

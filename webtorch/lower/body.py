@@ -401,14 +401,3 @@ class Body:
         source = self.graph.nodes[node.srcs[0]]
         position, _ = self.indexed_position(node, source.shape, node.srcs[1:], flat, valid)
         return self.value(node.srcs[0], position, valid)
-
-
-__all__ = [
-    "Body",
-    "Loops",
-    "Unfusable",
-    "flat_loops",
-    "point_loops",
-    "reduce_loops",
-    "split_loops",
-]

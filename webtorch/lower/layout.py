@@ -223,6 +223,23 @@ class Layout:
         return "\n".join(lines)
 
 
+def _whole(program: Program, memory: Memory, buffer: int) -> tuple[int, int, int]:
+    """Return the place of a buffer in memory, its bytes and its first byte."""
+    declared = program.buffers[buffer]
+    return memory.places[buffer], binding_bytes(declared.dtype, declared.elements), 0
+
+
+def _bound(program: Program, memory: Memory, step: Dispatch, slot: int) -> tuple[int, int, int]:
+    """Return the place of what a slot binds, its bytes and its first byte."""
+    buffer = step.buffers[slot]
+    if not step.starts:
+        return _whole(program, memory, buffer)
+    dtype = program.buffers[buffer].dtype
+    elements = program.routines[step.routine].buffers[slot].elements
+    first = device_bytes(dtype, step.starts[slot])
+    return memory.places[buffer], binding_bytes(dtype, elements), first
+
+
 def lay_out(
     program: Program,
     render: Callable[[Routine], Sequence[Rendered]],
@@ -261,24 +278,10 @@ def lay_out(
             out.append((one.shader, numbers[own], passed(one.sizes)))
         return out
 
-    def whole(buffer: int) -> tuple[int, int]:
-        """Return the place of a buffer in memory, and its bytes."""
-        declared = program.buffers[buffer]
-        return memory.places[buffer], binding_bytes(declared.dtype, declared.elements)
-
-    def bound(step: Dispatch, slot: int) -> tuple[int, int, int]:
-        """Return the place of what a slot binds, its bytes and its first byte."""
-        if not step.starts:
-            return *whole(step.buffers[slot]), 0
-        buffer = step.buffers[slot]
-        dtype = program.buffers[buffer].dtype
-        elements = program.routines[step.routine].buffers[slot].elements
-        first = device_bytes(dtype, step.starts[slot])
-        return memory.places[buffer], binding_bytes(dtype, elements), first
-
     for number, step in enumerate(program.steps):
         if isinstance(step, Copy):
-            (source, nbytes), (target, _) = whole(step.source), whole(step.target)
+            source, nbytes, _ = _whole(program, memory, step.source)
+            target = memory.places[step.target]
             if source != target:
                 steps.append(Move(source, target, nbytes))
             continue
@@ -286,7 +289,7 @@ def lay_out(
             rendered[step.routine] = parts_of(step.routine)
         for part, (shader, own, sizes) in enumerate(rendered[step.routine]):
             _check_grid(program.routines[step.routine], shader, max_workgroups_per_dim)
-            bindings = [bound(step, slot) for slot in shader.slots]
+            bindings = [_bound(program, memory, step, slot) for slot in shader.slots]
             for place, nbytes in enumerate(map(aligned, shader.scratch)):
                 scratch.extend([0] * (place + 1 - len(scratch)))
                 scratch[place] = max(scratch[place], nbytes)

@@ -666,6 +666,3 @@ def _checked(value: Expr) -> Expr:
         return value
     low, high = (ex.const(v, wide_int64) for v in NARROW)
     return ex.cast(ex.maximum(ex.minimum(value, high), low), int32)
-
-
-__all__ = ["FULL", "NARROW", "Held", "Needs", "Widths", "held_by", "least_wide", "widen"]

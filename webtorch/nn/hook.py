@@ -17,8 +17,6 @@ from webtorch.tensors.handle import Hook
 from webtorch.tensors.handle import RemovableHandle as RemovableHandle
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["BackwardTap", "RemovableHandle", "tell_old_hooks"]
-
 _INCOMPLETE = (
     " is deprecated and will be removed in future versions. This hook will be missing some {}. Please use "
     "register_full_backward_hook to get the documented behavior."

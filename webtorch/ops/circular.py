@@ -126,8 +126,6 @@ tanh_backward: Elementwise = elementwise(
     lambda g, out: g * (1 - out * out),
     tensors=("grad_output", "output"),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="The gradient of tanh from its result.",
 )

@@ -328,7 +328,6 @@ _clamp = elementwise(
     derived_from=_kept_between,
     tensors=("input", "min", "max"),
     dtypes=NUMERIC,
-    torch="",
     function_in=(),
     numbers_fit=True,
     doc="input kept in min..max; max where min > max.",
@@ -343,7 +342,6 @@ _nan_to_num = elementwise(
     tensors=("input",),
     numbers=("nan", "posinf", "neginf"),
     dtypes=FLOATS,
-    torch="",
     function_in=(),
     doc="input with NaN and infinities replaced.",
 )

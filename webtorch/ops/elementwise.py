@@ -134,7 +134,6 @@ _add_scaled = elementwise(
     "_add_scaled",
     lambda x, y, alpha: x | (alpha & y) if x.dtype is bool_ else x + alpha * y,
     numbers=("alpha",),
-    torch="",
     function_in=(),
     gradient_name="AddBackward0",
     doc="input + alpha * other.",
@@ -173,7 +172,6 @@ _sub_scaled = elementwise(
     lambda x, y, alpha: x - alpha * y,
     numbers=("alpha",),
     dtypes=NUMERIC,
-    torch="",
     function_in=(),
     gradient_name="SubBackward0",
     doc="input - alpha * other.",
@@ -259,7 +257,6 @@ _div_floor = elementwise(
     "_div_floor",
     _floor_quotient,
     dtypes=NUMERIC,
-    torch="",
     function_in=(),
     domain=(0.5, 9.0),
     divides=True,
@@ -270,7 +267,6 @@ _div_trunc = elementwise(
     "_div_trunc",
     _trunc_quotient,
     dtypes=NUMERIC,
-    torch="",
     function_in=(),
     domain=(0.5, 9.0),
     divides=True,
@@ -311,12 +307,7 @@ _pow = elementwise(
     doc="input to the power other.",
 )
 _cube = elementwise(
-    "_cube",
-    lambda x: x * x * x,
-    dtypes=NUMERIC,
-    torch="",
-    function_in=(),
-    doc="input to the power 3.",
+    "_cube", lambda x: x * x * x, dtypes=NUMERIC, function_in=(), doc="input to the power 3."
 )
 
 
@@ -449,7 +440,6 @@ _fma = elementwise(
     lambda x, y, z: ex.fma(x, y, z),
     tensors=("input", "other", "added"),
     dtypes=FLOATS,
-    torch="",
     function_in=(),
     doc="input * other + added, rounded once where the device can.",
 )
@@ -511,7 +501,6 @@ _half_power = elementwise(
     "_half_power",
     lambda x: ex.sqrt(x),
     promotion="float",
-    torch="",
     function_in=(),
     domain=(0.01, 9.0),
     autocast=Autocast(gpu="fp32"),
@@ -651,8 +640,6 @@ _xlogy_backward: Elementwise = elementwise(
     lambda g, x, y: ex.where(ex.eq(x, 0) & (y <= 0), ex.const(0.0, x.dtype), g * ex.log(y)),
     tensors=("grad_output", "input", "other"),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     domain=(0.1, 3.0),
     doc="The gradient of xlogy in input.",
@@ -716,7 +703,6 @@ _round_fraction = elementwise(
     lambda x, scale: ex.round_(x * scale) / scale,
     numbers=("scale",),
     dtypes=FLOATS,
-    torch="",
     function_in=(),
     doc="Rounded to multiples of 1 / scale.",
 )
@@ -725,7 +711,6 @@ _round_multiple = elementwise(
     lambda x, scale: ex.round_(x / scale) * scale,
     numbers=("scale",),
     dtypes=FLOATS,
-    torch="",
     function_in=(),
     doc="Rounded to multiples of scale.",
 )
@@ -752,8 +737,6 @@ sigmoid_backward: Elementwise = elementwise(
     lambda g, out: g * (1 - out) * out,
     tensors=("grad_output", "output"),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="The gradient of sigmoid from its result.",
 )
@@ -780,8 +763,6 @@ _logit_backward: Elementwise = elementwise(
     lambda g, x: ex.where((x < 0) | (x > 1), ex.const(math.nan, x.dtype), g / (x * (1 - x))),
     tensors=("grad_output", "input"),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="The gradient of logit.",
 )
@@ -794,7 +775,6 @@ _logit_clamped = elementwise(
     ),
     numbers=("eps",),
     promotion="float",
-    torch="",
     function_in=(),
     domain=(0.02, 0.98),
     doc="log(z / (1 - z)) of z = input kept in eps..1 - eps.",

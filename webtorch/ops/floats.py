@@ -60,8 +60,6 @@ nextafter_wide, nextafter_half, nextafter_bfloat16 = (
         saves_values=True,
         dtypes=dtypes,
         function_in=(),
-        torch="",
-        inplace=False,
         doc="The next number of the type after input, towards other.",
     )
     for name, formula, dtypes in (
@@ -93,6 +91,6 @@ def _exponent(x: Expr) -> Expr:
 
 
 frexp_exponent = elementwise(
-    "_frexp_exponent", _exponent, tensors=("input",), dtypes=FLOATS, torch="", function_in=(),
-    inplace=False, differentiable=False, doc="The binary exponent.",
+    "_frexp_exponent", _exponent, tensors=("input",), dtypes=FLOATS, function_in=(),
+    differentiable=False, doc="The binary exponent.",
 )  # fmt: skip

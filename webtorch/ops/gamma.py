@@ -59,9 +59,7 @@ _zeta: Elementwise = elementwise(
     _zeta_formula,
     vjp=lambda g, _out, x, q: (None, -g * x * _zeta(x + 1, q)),
     promotion="float",
-    torch="",
     function_in=(),
-    inplace=False,
     doc="The sum of (other + k) ** -input over k = 0, 1, ...",
 )
 
@@ -75,9 +73,7 @@ _polygamma: Elementwise = elementwise(
     tensors=("input",),
     numbers=("n",),
     promotion="float",
-    torch="",
     function_in=(),
-    inplace=False,
     doc="polygamma(n, input) / n!, for n >= 1.",
 )
 
@@ -174,7 +170,6 @@ _igamma: Elementwise = elementwise(
     tensors=("input", "other"),
     vjp=lambda g, _out, a, x: (None, _slope(g, a, x)),
     promotion="float",
-    torch="",
     function_in=(),
     doc="The regularised lower incomplete gamma function.",
 )
@@ -184,7 +179,6 @@ _igammac: Elementwise = elementwise(
     tensors=("input", "other"),
     vjp=lambda g, _out, a, x: (None, -_slope(g, a, x)),
     promotion="float",
-    torch="",
     function_in=(),
     doc="The regularised upper incomplete gamma function.",
 )

@@ -13,8 +13,6 @@ unnormalised: Elementwise = elementwise(
     tensors=("x",),
     numbers=("size", "edge"),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="The position in elements of a place between -1 and 1.",
 )
@@ -27,8 +25,6 @@ clipped: Elementwise = elementwise(
     tensors=("place",),
     numbers=("last",),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="A place, or the nearest one in 0..last.",
 )
@@ -45,8 +41,6 @@ neighbour: Elementwise = elementwise(
     numbers=("up", "last"),
     dtypes=FLOATS,
     differentiable=False,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="The whole position before a place, or after it (up 1); 0 where it is not in 0..last.",
 )
@@ -84,8 +78,6 @@ def _four_corners(rank: int, first: int) -> Elementwise:
         tensors=(*[f"value{n}" for n in range(4)], *[f"place{d}" for d in range(rank)]),
         numbers=tuple([f"last{d}" for d in range(rank)]),
         dtypes=FLOATS,
-        inplace=False,
-        torch="",
         function_in=(),
         doc="The values at four corners around a place times their weights; 0 for those outside.",
     )

@@ -49,7 +49,7 @@ lcm = elementwise(
 
 def _search_step(name: str, expr: Callable[..., Expr], doc: str, **options: Any) -> Elementwise:
     return elementwise(
-        name, expr, dtypes=INTEGERS, differentiable=False, inplace=False, torch="", function_in=(), doc=doc,
+        name, expr, dtypes=INTEGERS, differentiable=False, function_in=(), doc=doc,
         **options,
     )  # fmt: skip
 

@@ -20,8 +20,6 @@ def _pair_loss(
         tensors=("input", "target"),
         numbers=numbers,
         dtypes=FLOATS,
-        inplace=False,
-        torch="",
         function_in=(),
         doc=doc,
         **fields,
@@ -66,8 +64,6 @@ bce_error: Elementwise = elementwise(
     tensors=("input", "target"),
     vjp=lambda g, _out, x, y: (_bce_backward(g, x, y), _bce_target_backward(g, x)),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     domain=(0.02, 0.98),
     doc="binary_cross_entropy of one element.",
@@ -77,8 +73,6 @@ _bce_backward: Elementwise = elementwise(
     lambda g, x, y: g * (x - y) / ex.maximum((1 - x) * x, 1e-12),
     tensors=("grad_output", "input", "target"),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="The gradient of binary_cross_entropy in input.",
 )
@@ -87,8 +81,6 @@ _bce_target_backward: Elementwise = elementwise(
     lambda g, x: g * (ex.log1p(-x) - ex.log(x)),
     tensors=("grad_output", "input"),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="The gradient of binary_cross_entropy in target.",
 )
@@ -98,8 +90,6 @@ bce_logits_error: Elementwise = elementwise(
     tensors=("input", "target"),
     vjp=lambda g, _out, x, y: (_bce_logits_backward(g, x, y), -g * x),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="binary_cross_entropy_with_logits of one element.",
 )
@@ -108,8 +98,6 @@ _bce_logits_backward: Elementwise = elementwise(
     lambda g, x, y: g * (logistic(x) - y),
     tensors=("grad_output", "input", "target"),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="The gradient of binary_cross_entropy_with_logits in input.",
 )
@@ -118,8 +106,6 @@ bce_logits_weighted_error = elementwise(
     lambda x, y, weight: (1 - y) * x + ((weight - 1) * y + 1) * log1pexp(-x),
     tensors=("input", "target", "pos_weight"),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="binary_cross_entropy_with_logits of one element, with a weight of positive examples.",
 )

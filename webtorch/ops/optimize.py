@@ -15,9 +15,7 @@ square_average = elementwise(
     lambda v, g, decay, rest: v * decay + rest * g * g,
     tensors=("input", "grad"),
     numbers=("decay", "rest"),
-    torch="",
     function_in=(),
-    inplace=False,
     dtypes=FLOATS,
     doc="input * decay + rest * grad ** 2: the running average of the squared gradient.",
 )
@@ -25,9 +23,7 @@ adam_step = elementwise(
     "_adam_step",
     lambda p, m, v, scale, eps: p + m * scale / (ex.sqrt(v) + eps),
     tensors=("input", "average", "square", "scale", "eps"),
-    torch="",
     function_in=(),
-    inplace=False,
     dtypes=FLOATS,
     doc="input + scale * average / (sqrt(square) + eps): Adam's step (Kingma and Ba, 2015).",
 )
@@ -37,9 +33,7 @@ adam_scale = elementwise(
     lambda step, rate, log1, log2: ex.sqrt(-ex.expm1(step * log2)) * rate / ex.expm1(step * log1),
     tensors=("step",),
     numbers=("rate", "log1", "log2"),
-    torch="",
     function_in=(),
-    inplace=False,
     dtypes=FLOATS,
     doc="What Adam's step adds of the average, its corrections and the learning rate in it.",
 )
@@ -48,9 +42,7 @@ adam_eps = elementwise(
     lambda step, log2, eps: ex.sqrt(-ex.expm1(step * log2)) * eps,
     tensors=("step",),
     numbers=("log2", "eps"),
-    torch="",
     function_in=(),
-    inplace=False,
     dtypes=FLOATS,
     doc="The least divisor of Adam's step, corrected as its scale is.",
 )

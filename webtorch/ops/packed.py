@@ -25,9 +25,7 @@ def _lane(bits: int, lane: int) -> Elementwise:
         f"_lane{lane}_of_{bits}_bits",
         expr,
         tensors=("word",),
-        torch="",
         function_in=(),
-        inplace=False,
         differentiable=False,
         dtypes=(int32,),
         doc=f"Number {lane} of a word of {bits}-bit numbers.",
@@ -42,9 +40,7 @@ LANES = {bits: tuple(_lane(bits, lane) for lane in range(WORD // bits)) for bits
 itself = elementwise(
     "_itself",
     lambda x: x * 1.0,
-    torch="",
     function_in=(),
-    inplace=False,
     dtypes=(float32,),
     doc="The input itself, as a result.",
 )

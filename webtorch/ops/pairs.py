@@ -188,7 +188,7 @@ def recorded(op: Elementwise, kinds: str, real: bool) -> Elementwise:
 
     found = Elementwise(
         name=f"{op.name.strip('_')}_{kinds}", family="elementwise", signature="", doc=op.doc,
-        expr=expr, tensors=(), function_in=(), torch="",
+        expr=expr, tensors=(), function_in=(),
     )  # fmt: skip
     _RECORDED[key] = found
     return found

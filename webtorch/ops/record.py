@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
@@ -435,6 +436,18 @@ def register(op: Op) -> Op:
     return op
 
 
+def _named(name: str, fields: Mapping[str, Any]) -> str:
+    """Return what PyTorch calls an entry that says where users find it, but not that name."""
+    places = fields.get("function_in", ("torch",))
+    if "nn.functional" in places and "Tensor" not in places:
+        place = "nn.functional"
+    elif not places or "torch" in places:
+        return name if places else ""
+    else:
+        place = places[0]
+    return f"{place}.{public_name(name, place)}"
+
+
 def elementwise(
     name: str,
     expr: Callable[..., Expr],
@@ -456,15 +469,16 @@ def elementwise(
         arity = code.co_argcount - len(numbers)
         tensors = {1: ("input",), 2: ("input", "other")}.get(arity) or code.co_varnames[:arity]
     defaults = defaults or {}
+    public = fields.get("function_in") != ()
     if signature is None:
         parts = [*tensors, *(f"{n}={defaults[n]!r}" if n in defaults else n for n in numbers)]
         signature = f"({', '.join(parts)})"
     op = Elementwise(
         name=name, family="elementwise", signature=signature, doc=doc, expr=expr,
         tensors=tuple(tensors), numbers=numbers, defaults=defaults,
-        torch=name if torch is None else torch,
+        torch=_named(name, fields) if torch is None else torch,
         # Answers in bool are no values of the tensor's own type.
-        inplace=fields.get("promotion") != "bool" if inplace is None else inplace, **fields,
+        inplace=public and fields.get("promotion") != "bool" if inplace is None else inplace, **fields,
     )  # fmt: skip
     register(op)
     return op
@@ -480,20 +494,21 @@ def composite(
     *,
     doc: str | None = None,
     name: str | None = None,
-    family: Family = "composite",
+    family: Family | None = None,
     **fields: Any,
 ) -> Callable[[Callable[P, R]], Composite[P, R]]:
-    """Declare an op written with other ops: decorate the function. Its derivative follows from its
-    parts.
+    """Declare an op written with other ops: decorate the function. Its derivative follows from its parts. A file whose
+    entries are of one family says so, as FAMILY.
     """
 
     def declare(function: Callable[P, R]) -> Composite[P, R]:
         """Put the entry of a function into the table."""
         title = name or function.__name__.rstrip("_")
         parameters = inspect.signature(function)
+        kind: Family = family or vars(sys.modules[function.__module__]).get("FAMILY", "composite")
         op: Composite[P, R] = Composite(
-            name=title, family=family, signature=signature_of(parameters), doc=doc or inspect.getdoc(function) or "",
-            torch=fields.pop("torch", title), **fields,
+            name=title, family=kind, signature=signature_of(parameters), doc=doc or inspect.getdoc(function) or "",
+            torch=fields.pop("torch", _named(title, fields)), **fields,
         )  # fmt: skip
         op.function = function
         op.written, op.parameters = inspect.unwrap(function), parameters
@@ -573,7 +588,7 @@ def gradient_formula(op: Elementwise, slot: int) -> Elementwise | None:
     derived = Elementwise(
         name=f"{op.name}_grad{slot}", family="elementwise", signature="",
         doc=f"Cotangent of {op.name} for {op.tensors[slot]}.",
-        expr=expr, tensors=("grad", *op.tensors), numbers=op.numbers, torch="", function_in=(), dtypes=FLOATS,
+        expr=expr, tensors=("grad", *op.tensors), numbers=op.numbers, function_in=(), dtypes=FLOATS,
         gradient_name=_of_gradient(op) if len(op.tensors) == 1 else "",
     )  # fmt: skip
     op._gradients[slot] = derived
@@ -653,7 +668,7 @@ def _derive_slope(op: Elementwise, slot: int) -> Slope:
     derived = Elementwise(
         name=full.name, family="elementwise", signature="", doc=full.doc, expr=expr,
         tensors=("grad", *(op.tensors[i] for i in tensors)),
-        numbers=tuple(op.numbers[i] for i in numbers), torch="", function_in=(),
+        numbers=tuple(op.numbers[i] for i in numbers), function_in=(),
         dtypes=FLOATS, gradient_name=full.gradient_name,
     )  # fmt: skip
     return Slope("formula", derived, tensors, numbers)

@@ -12,7 +12,6 @@ root: Elementwise = elementwise(
     lambda x: ex.sqrt(x),
     vjp=lambda g, out, _x: (_root_backward(g, out),),
     dtypes=FLOATS,
-    torch="",
     function_in=(),
     domain=(0.01, 9.0),
     doc="The square root, with derivative 0 at 0.",
@@ -22,8 +21,6 @@ _root_backward: Elementwise = elementwise(
     lambda g, out: ex.where(ex.eq(out, 0), ex.const(0.0, out.dtype), g / (out + out)),
     tensors=("grad_output", "output"),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="The gradient of _root from its result.",
 )
@@ -31,8 +28,6 @@ is_nonzero_part = elementwise(
     "_is_nonzero",
     lambda x: ex.cast(ex.ne(x, 0), x.dtype),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="1 where input is not zero; its gradient is zero.",
 )
@@ -47,8 +42,6 @@ norm_slope = elementwise(
     tensors=("input", "norm"),
     numbers=("p",),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="The derivative of a p-norm in one element.",
 )
@@ -58,8 +51,6 @@ log_add: Elementwise = elementwise(
     vjp=lambda g, _out, x, y: (_log_add_backward(g, x, y), _log_add_backward(g, y, x)),
     dtypes=FLOATS,
     tensors=("input", "other"),
-    inplace=False,
-    torch="",
     function_in=(),
     doc="logaddexp with a finite gradient at two equal infinities.",
 )
@@ -70,8 +61,6 @@ _log_add_backward: Elementwise = elementwise(
     ),
     tensors=("grad_output", "input", "other"),
     dtypes=FLOATS,
-    inplace=False,
-    torch="",
     function_in=(),
     doc="The gradient of _log_add for its first operand.",
 )

@@ -42,7 +42,7 @@ def _root(m: Expr, n: int, inverse: bool, dtype: DType) -> tuple[Expr, Expr]:
 def _entry(name: str, expr: Any) -> Elementwise:
     return Elementwise(
         name=name, family="elementwise", signature="", doc="Of a Fourier transform.", expr=expr,
-        tensors=(), function_in=(), torch="",
+        tensors=(), function_in=(),
     )  # fmt: skip
 
 

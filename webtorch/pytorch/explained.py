@@ -93,6 +93,3 @@ def _explanation(
     executable = captured.executable
     plan = memory_plan(executable.program, names, executable.scratch_bytes)
     return Explanation(title, "webgpu", executable.program, plan, (), backward)
-
-
-__all__ = ["GraphsExplained", "explain"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from html import escape
 from importlib import resources
 
-__all__ = ["framed", "style"]
-
 
 def style(own: str = "") -> str:
     """Return the text of a style sheet: theme.css, then the page's own rules, which may override it."""

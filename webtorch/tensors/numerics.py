@@ -21,8 +21,6 @@ from webtorch.runtime.watch import watch
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["check_numerics"]
-
 # Steps that are asked about by one program.
 _CHUNK = 128
 

@@ -28,8 +28,6 @@ from webtorch.lower.templates.product import BATCH, COLUMN, ROW, TAP, K, Product
 from webtorch.lower.wgsl_kernel import render_kernel
 from webtorch.lower.wgsl_shader import Engine, WgslPass
 
-__all__ = ["conv_kernel", "is_product", "phase_products", "product", "render"]
-
 
 def product(r: Convolution, by_tap: bool = False) -> tuple[Product, int]:
     """Return a convolution as a product, and how many of its columns are consecutive in memory.

@@ -32,9 +32,6 @@ from webtorch.lower.wgsl_kernel import render_kernel
 from webtorch.lower.wgsl_reduce import render_reductions
 from webtorch.lower.wgsl_shader import Draft, Engine, WgslPass, beside
 
-__all__ = ["is_product", "matmul_kernel", "product", "render", "render_products"]
-
-
 _ALONE = {0: 0, 1: 1, 2: 2}
 # What a dispatch costs beside its work, in seconds; and the part of their time that products must
 # gain in one dispatch: its shader is as long as theirs together, and takes as long to compile.

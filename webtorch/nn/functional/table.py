@@ -9,8 +9,6 @@ from webtorch.dispatch.call import dispatched
 from webtorch.functions.bind import NAMESPACES
 from webtorch.tensors.tensor import Tensor
 
-__all__ = ["entries", "table"]
-
 # Every function of the op table that PyTorch has in nn.functional, by name.
 entries = NAMESPACES["nn.functional"]
 
