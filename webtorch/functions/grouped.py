@@ -87,8 +87,8 @@ def _steps(tiles: int, each: int) -> range:
     torch="",
     family="contract",
     vjp=(
-        lambda g, out, rows, matrices, ends: rows_by_groups(g, transpose(matrices, 1, 2), ends),
-        lambda g, out, rows, matrices, ends: groups_of_products(rows, g, ends),
+        lambda g, _out, _rows, matrices, ends: rows_by_groups(g, transpose(matrices, 1, 2), ends),
+        lambda g, _out, rows, _matrices, ends: groups_of_products(rows, g, ends),
         None,
     ),
 )
@@ -115,8 +115,8 @@ def rows_by_groups(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     torch="",
     family="contract",
     vjp=(
-        lambda g, out, left, right, ends: rows_by_groups(right, transpose(g, 1, 2), ends),
-        lambda g, out, left, right, ends: rows_by_groups(left, g, ends),
+        lambda g, _out, _left, right, ends: rows_by_groups(right, transpose(g, 1, 2), ends),
+        lambda g, _out, left, _right, ends: rows_by_groups(left, g, ends),
         None,
     ),
 )
