@@ -81,16 +81,30 @@ def _steps(tiles: int, each: int) -> range:
     return range(0, tiles, max(1, min(tiles, _BYTES // max(each, 1))))
 
 
+def _rows_slope(g: Tensor, _out: Tensor, _rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    return rows_by_groups(g, transpose(matrices, 1, 2), ends)
+
+
+def _matrices_slope(
+    g: Tensor, _out: Tensor, rows: Tensor, _matrices: Tensor, ends: Tensor
+) -> Tensor:
+    return groups_of_products(rows, g, ends)
+
+
+def _left_slope(g: Tensor, _out: Tensor, _left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    return rows_by_groups(right, transpose(g, 1, 2), ends)
+
+
+def _right_slope(g: Tensor, _out: Tensor, left: Tensor, _right: Tensor, ends: Tensor) -> Tensor:
+    return rows_by_groups(left, g, ends)
+
+
 @composite(
     name="_rows_by_groups",
     function_in=(),
     torch="",
     family="contract",
-    vjp=(
-        lambda g, _out, _rows, matrices, ends: rows_by_groups(g, transpose(matrices, 1, 2), ends),
-        lambda g, _out, rows, _matrices, ends: groups_of_products(rows, g, ends),
-        None,
-    ),
+    vjp=(_rows_slope, _matrices_slope, None),
 )
 def rows_by_groups(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """(rows, k) and (groups, k, n): each row with the matrix of its group, (rows, n)."""
@@ -114,11 +128,7 @@ def rows_by_groups(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     function_in=(),
     torch="",
     family="contract",
-    vjp=(
-        lambda g, _out, _left, right, ends: rows_by_groups(right, transpose(g, 1, 2), ends),
-        lambda g, _out, left, _right, ends: rows_by_groups(left, g, ends),
-        None,
-    ),
+    vjp=(_left_slope, _right_slope, None),
 )
 def groups_of_products(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     """(rows, m) and (rows, n): the sum over the rows of each group of their outer products, (groups, m, n)."""
