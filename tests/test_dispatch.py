@@ -13,11 +13,13 @@ import torch.utils._mode_utils
 import torch.utils._python_dispatch
 import torch.utils._pytree
 import torch.utils.flop_counter
+import torch.utils.module_tracker
 
 import webtorch
 import webtorch.utils._python_dispatch
 import webtorch.utils._pytree
 import webtorch.utils.flop_counter
+import webtorch.utils.module_tracker
 from webtorch.aten import schema
 from webtorch.aten.parts import aten
 from webtorch.dispatch.call import active
@@ -535,3 +537,46 @@ def test_writes_under_a_mode_are_what_they_are_without() -> None:
     for lib, _ in LIBRARIES:
         with log_of(lib):
             assert run(lib) == plain
+
+
+@pytest.mark.parametrize("lib", [webtorch, torch], ids=["webtorch", "torch"])
+def test_what_wraps_a_tensor_may_have_a_type_of_its_own_to_show(lib: Any) -> None:
+    """A property of the user's hides the type (PyTorch Geometric's `Index`)."""
+
+    class Shown(wrapper_of(lib, [])):  # type: ignore[misc]
+        @property
+        def dtype(self) -> Any:
+            return self.elem.dtype
+
+    x = Shown(lib.arange(4, device="cpu"))
+    assert x.dtype == lib.int64
+    assert (x + 1).elem.tolist() == [1, 2, 3, 4]
+    assert x.float().dtype == lib.float32
+
+
+@pytest.mark.parametrize("lib", [webtorch, torch], ids=["webtorch", "torch"])
+def test_trackers_of_users_put_their_parts_in_place(lib: Any) -> None:
+    """Classes derived from ModuleTracker know which modules run (SpikingJelly's counters)."""
+
+    class Tracker(lib.utils.module_tracker.ModuleTracker):  # type: ignore[misc]
+        def _fw_pre_hook(self, mod: Any, input: Any) -> None:
+            super()._fw_pre_hook(mod, input)
+            seen.append(("in", self._get_mod_name(mod)))
+
+        def _fw_post_hook(self, mod: Any, input: Any, output: Any) -> None:
+            super()._fw_post_hook(mod, input, output)
+            seen.append(("out", self._get_mod_name(mod)))
+
+        def _get_append_fn(self, name: str, is_bw: bool) -> Any:
+            enter = super()._get_append_fn(name, is_bw)
+            return lambda *_: (seen.append((is_bw, name)), enter())
+
+    seen: list[Any] = []
+    net = lib.nn.Sequential(lib.nn.Linear(2, 2))
+    with Tracker() as tracker:
+        net(lib.ones(1, 2)).sum().backward()
+    parts = ["Sequential", "Sequential.0"]
+    assert [x for x in seen if x[0] == "in"] == [("in", p) for p in parts]
+    assert [x for x in seen if x[0] == "out"] == [("out", p) for p in reversed(parts)]
+    assert [x for x in seen if x[0] is True] == [(True, p) for p in reversed(parts)]
+    assert tracker.parents == {"Global"}

@@ -33,6 +33,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -55,6 +56,8 @@ class _Form(NamedTuple):
     # What DistributedDataParallel is told; None without it.
     options: dict[str, Any] | None = None
     compiled: bool = False
+    # Whether gradients travel as bfloat16, by PyTorch's hook.
+    narrow: bool = False
 
 
 _FAST = {"gradient_as_bucket_view": True, "broadcast_buffers": False, "bucket_cap_mb": 50}
@@ -68,6 +71,7 @@ _FORMS = (
         _Form(f"DDP, views, no buffers, {size} MB", {**_FAST, "bucket_cap_mb": size})
         for size in (15, 28, 38)
     ),
+    _Form("DDP, views, no buffers, 50 MB, bfloat16", _FAST, narrow=True),
     _Form("compiled", compiled=True),
     _Form("compiled DDP", {}, True),
     _Form("compiled DDP, views", {"gradient_as_bucket_view": True}, True),
@@ -90,6 +94,8 @@ class _Step:
             model = torch.compile(model)
         if form.options is not None:
             model = DistributedDataParallel(model, **form.options)
+        if form.narrow:
+            model.register_comm_hook(None, bf16_compress_hook)
         if form.compiled and not ours:
             model = torch.compile(model)
         self.model, self.thread = model, threading.get_ident()

@@ -285,6 +285,43 @@ def test_exit_codes_arguments_and_modules(tmp_path: Path) -> None:
     assert "no file 'absent.py'" in python("-m", "webtorch", "run", "absent.py", code=1)[1]
 
 
+PROCESSES = """
+import torch, torch.multiprocessing as mp
+
+def work(i, x, hard):
+    assert isinstance(x, torch.Tensor) and x.tolist() == [1, 1]
+    if i == 1 and hard:
+        import os
+        os._exit(3)
+    if i == 1:
+        raise ValueError(f"not {x.tolist()}")
+
+if __name__ == "__main__":
+    x = torch.ones(2)
+    try:
+        mp.spawn(work, (x, False), 2)
+    except mp.ProcessRaisedException as error:
+        assert error.error_index == 1 and "-- Process 1 terminated with the following error:" in error.msg, error
+        assert error.msg.endswith("ValueError: not [1.0, 1.0]\\n"), error
+    context = mp.start_processes(work, (x, True), 2, join=False, start_method="fork")
+    assert len(context.pids()) == 2
+    try:
+        while not context.join():
+            pass
+    except mp.ProcessExitedException as error:
+        assert (error.exit_code, str(error)) == (3, "process 1 terminated with exit code 3")
+    assert context.processes[0].exitcode is not None
+    print("done")
+"""
+
+
+def test_processes_that_start_afresh_know_torch_as_webtorch(tmp_path: Path) -> None:
+    """They begin as `webtorch run` did, and say how they failed as PyTorch's do."""
+    program = tmp_path / "main.py"
+    program.write_text(PROCESSES)
+    assert python("-m", "webtorch", "run", str(program))[0] == "done\n"
+
+
 def test_install_and_uninstall_inside_python() -> None:
     python(
         "-c",

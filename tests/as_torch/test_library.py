@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import flex_attention as theirs
 
 import webtorch
-from webtorch.as_torch.names import checks, library, operators
+from webtorch.as_torch.names import checks, core, library, operators
 from webtorch.as_torch.names import flex_attention as ours
 from webtorch.as_torch.names.foreach import NAMES, foreach
 from webtorch.utils._python_dispatch import TorchDispatchMode
@@ -195,9 +195,39 @@ def test_a_librarys_operator_is_given_by_a_decorator() -> None:
     assert operators.given.twice(webtorch.ones(2)).tolist() == twice(webtorch.ones(2)).tolist()
 
 
+@pytest.mark.parametrize("lib", [torch, webtorch], ids=["torch", "webtorch"])
+@pytest.mark.parametrize("key", ["Autograd", "AutogradCPU"])
+def test_a_librarys_function_for_autograd_comes_first(lib: Any, key: str) -> None:
+    """It gives the gradient, calls the operator below itself, and modes see what it calls; other devices' wait."""
+    ours = lib is webtorch
+    names: Any = library if ours else torch.library
+    below = core._AutoDispatchBelowAutograd if ours else torch._C._AutoDispatchBelowAutograd
+    mine = names.Library(f"above{key}", "DEF")
+    mine.define("twice(Tensor x) -> Tensor")
+    mine.impl("twice", lambda x: x * 2, "CPU")
+    mine.impl("twice", lambda x: x * 7, "CUDA")
+    twice = getattr(operators if ours else torch.ops, f"above{key}").twice
+
+    class Twice(lib.autograd.Function):  # type: ignore[misc, name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            with below():
+                return twice(x)
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * 5
+
+    mine.impl("twice", Twice.apply, key)
+    x = lib.ones(2, device="cpu", requires_grad=True)
+    y = twice(x)
+    assert y.tolist() == [2, 2]
+    assert lib.autograd.grad(y.sum(), x)[0].tolist() == [5, 5]
+
+
 def test_cuda_and_the_base_of_tensors_are_refused_as_in_pytorch() -> None:
     """Of PyTorch's builds without CUDA, and of what is no class to make tensors of."""
-    from webtorch.as_torch.names import core, cuda, top
+    from webtorch.as_torch.names import cuda, top
 
     for call in (
         lambda lib: lib.tensor([1], device="cuda"),

@@ -551,3 +551,51 @@ def agrees(written: Program, device: str, usual: str | None = None) -> None:
             assert tuple(got.shape) == tuple(want.shape), number
         else:
             assert got == want, number
+
+
+def _square(x: Any) -> Any:
+    y = x.exp()
+    return y * y, y
+
+
+def _picked(x: Any) -> Any:
+    order = x.argsort()
+    return x[order] * x, order
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.exp(),) * 2,
+        lambda x: (x.exp().view(2, 3),) * 2,
+        lambda x: (x.exp().clone(),) * 2,
+        lambda x: ((x * 3).sin(), x * 1),
+        lambda x: (x.softmax(0),) * 2,
+        lambda x: ((x * 1).exp_(),) * 2,
+        _square,
+        _picked,
+    ],
+)
+def test_a_result_that_is_written_before_it_is_differentiated(
+    function: Callable[[Any], Any], number: int
+) -> None:
+    def gradient(t: Any, run: Callable[[Any], Any]) -> list[float] | str:
+        x = t.linspace(0.1, 1, 6).requires_grad_()
+        results = run(x)
+        results[number].detach().mul_(2)
+        try:
+            results[0].sum().backward()
+        except RuntimeError as error:
+            return str(error).partition(":")[0]
+        return [round(v, 4) for v in x.grad.tolist()]
+
+    assert gradient(webtorch, webtorch.compile(function)) == gradient(torch, function)
+
+
+def test_what_the_graph_alone_has_is_no_result() -> None:
+    net = webtorch.nn.Sequential(webtorch.nn.Linear(4, 4), webtorch.nn.Tanh(), webtorch.nn.ReLU())
+    run = webtorch.compile(lambda x: net(x).sum())
+    run(webtorch.ones(2, 4))
+    (((captured, _),),) = run.captures.values()
+    assert len(captured.targets) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import ctypes
 import gc
 import os
@@ -21,6 +22,7 @@ from webtorch.runtime.backends.cpu import (
     jit,
     native_threads,
     single,
+    slotcode,
     slots,
 )
 from webtorch.runtime.backends.cpu.memory import CpuBuffer
@@ -301,11 +303,26 @@ def test_classes_of_another_making_have_no_such_way() -> None:
             self.node = self.donor = None
 
     assert single.function(Loose, Known) is None
-    with pytest.raises(LookupError):
-        slots.offset(Known, "numbers")
+    assert "numbers" not in slots.offsets(Known)
     # Where a slot is, its value is found.
     form = Form()
     node = Node("map", (), ("x",), (), (2,), webtorch.float32, form=form)  # type: ignore[arg-type]
     for name in ("kind", "attrs", "form", "scalars"):
-        place = id(node) + slots.offset(Node, name)
+        place = id(node) + slots.offsets(Node)[name]
         assert ctypes.c_void_p.from_address(place).value == id(getattr(node, name))
+
+
+def test_a_text_that_names_what_is_not_there_is_no_silent_fallback() -> None:
+    def written(body: str) -> str:
+        return slotcode.written(
+            ast.parse(f"def wt_f(x: It) -> object:\n    {body}"), {"It": {"a": 16}}, {}
+        )
+
+    assert "i64 16" in written("return x.a")
+    for body, error in (
+        ("return y", NameError),
+        ("return f(x)", NameError),
+        ("return x.b", LookupError),
+    ):
+        with pytest.raises(error):
+            written(body)

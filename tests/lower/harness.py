@@ -80,8 +80,9 @@ class Device:
                          "max-compute-workgroup-storage-size")
             if name in adapter.limits
         }  # fmt: skip
+        features = ["subgroups", *(["shader-f16"] if has_f16 else [])]
         self.device = adapter.request_device_sync(
-            required_features=["shader-f16"] if has_f16 else [], required_limits=wanted
+            required_features=[f for f in features if f in adapter.features], required_limits=wanted
         )
         limits = self.device.limits
         self.limits = Limits(

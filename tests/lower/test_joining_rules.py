@@ -83,8 +83,9 @@ def _of_vectors(v: Any, w: Any, a: Any, b: Any) -> Any:
     return (a * v).sum(1), (b * w).sum(1)
 
 
-def _of_one_vector(v: Any, a: Any, b: Any) -> Any:
-    return (a * v).sum(1), (b * v).sum(1)
+def _update_and_sum(a: Any, v: Any, w: Any) -> Any:
+    a.add_(1)
+    return (w * v).sum(1)
 
 
 def _itself(x: Any, v: Any) -> Any:
@@ -135,9 +136,9 @@ RULES: dict[str, tuple[Function, Shapes, dict[str, Any], str, Function, Shapes, 
         _sums, ((4,), (5,), (6, 4), (7, 5)), {}, "it reduces 5 rows of 7, and the others reduce 4 rows of 6",
         _sums, ((4,), (4,), (6, 4), (6, 4)), {},
     ),
-    "same_vector": (
-        _of_vectors, ((8,), (8,), (5, 8), (7, 8)), {}, "it sums rows of one vector, and the others do not",
-        _of_one_vector, ((8,), (5, 8), (7, 8)), {},
+    "same_kind": (
+        _update_and_sum, ((4,), (8,), (5, 8)), {}, "it sums rows of a vector, and the others do not",
+        _of_vectors, ((8,), (8,), (5, 8), (7, 8)), {},
     ),
     "bindings": (
         _from_others, ((4,), (5,), (4,), (5,)), {"max_buffers_per_kernel": 3},

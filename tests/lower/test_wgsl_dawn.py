@@ -46,6 +46,12 @@ for target in targets:
         for dtype in (float32, float16, int8):
             kernels.test_scatter_with_repeated_positions(how, dtype, target)
     kernels.test_a_bad_index_is_reported_once_and_harmless(target)
+# SwiftShader's subgroups have four invocations.
+target = (device, replace(device.limits, is_gpu=True, subgroup=4))
+for op, dtype in (("sum", float32), ("argmax", float32), ("any", bool_), ("max", bfloat16)):
+    kernels.test_reductions_of_every_shape(op, dtype, False, target)
+kernels.test_nan_is_the_extreme_and_the_first_of_equal_positions_wins(5000, target)
+kernels.test_softmax_in_one_row_kernel(9, 4096, float32, target)
 for op in ("add", "min", "max", "lt", "eq", "ne"):
     kernels.test_float_operations_follow_ieee_also_for_nan(op)
 kernels.test_negated_comparisons_with_nan_are_true()

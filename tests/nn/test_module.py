@@ -680,3 +680,22 @@ def test_what_wraps_tensors_is_parametrized_by_exchange() -> None:
         assert original is before
         assert type(original) is Wrapper
         assert isinstance(original, lib.Parameter)
+
+
+def test_one_handle_removes_hooks_of_tensors_modules_and_optimizers() -> None:
+    from webtorch.utils.hooks import RemovableHandle
+
+    layer, seen = nn.Linear(2, 2), list[int]()
+    x = webtorch.ones(2, requires_grad=True)
+    handles = [
+        x.register_hook(lambda g: seen.append(0)),
+        (x * 2).register_hook(lambda g: seen.append(1)),
+        layer.register_forward_hook(lambda *args: seen.append(2)),
+        webtorch.optim.SGD(layer.parameters()).register_step_pre_hook(lambda *args: None),
+    ]
+    assert all(type(h) is RemovableHandle for h in handles)
+    assert len({h.id for h in handles}) == len(handles)
+    for h in handles:
+        h.remove()
+    layer(x).sum().backward()
+    assert not seen

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from tests.pytorch.ranks import COLLECTIVES, MODELS, RANKS
 from webtorch.errors import DeviceError
-from webtorch.pytorch import copying, device
+from webtorch.pytorch import copying, device, optimizer
 from webtorch.runtime.arrivals import Arrival
 from webtorch_autoload.device import module
 
@@ -178,7 +178,10 @@ def _through_a_bucket(device: str, what: str, turn: int) -> list[Any]:
     given = [x.reshape(s) for x, s in zip(values, shapes, strict=True)]
     found: list[Any] = []
     for number in (1, 0, 2):
-        torch.mul(given[number], 1.0 if what == "one" else 0.5, out=views[number])
+        if what == "copied" and number != 1:
+            views[number].copy_(given[number])
+        else:
+            torch.mul(given[number], 1.0 if what == "one" else 0.5, out=views[number])
         if what == "read":
             found.append(flat.tolist())
         elif what == "overwritten":
@@ -203,7 +206,18 @@ def _through_a_bucket(device: str, what: str, turn: int) -> list[Any]:
 
 @pytest.mark.parametrize(
     "what",
-    ["nothing", "one", "read", "overwritten", "partial", "written", "gone", "two factors", "moved"],
+    [
+        "nothing",
+        "one",
+        "read",
+        "overwritten",
+        "partial",
+        "written",
+        "gone",
+        "two factors",
+        "moved",
+        "copied",
+    ],
 )
 def test_parts_of_a_bucket_are_written_and_read(what: str) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -211,6 +225,57 @@ def test_parts_of_a_bucket_are_written_and_read(what: str) -> None:
         for turn in range(5):
             actual = _through_a_bucket("webgpu", what, turn)
             assert actual == _through_a_bucket("cpu", what, turn)
+    finally:
+        dist.destroy_process_group()
+
+
+def _stepped(device: str, turns: int) -> list[Any]:
+    """Scale, clip and step with gradients that are the parts of one tensor, whose values are read in between."""
+    shapes = [(2, 3), (4,), (1, 2)]
+    weights = [torch.nn.Parameter(torch.ones(s).to(device)) for s in shapes]
+    optimizers = [
+        torch.optim.SGD(weights, 0.1, momentum=0.9),
+        torch.optim.Adam(weights, 0.1, fused=True),
+    ]
+    scaler = torch.amp.GradScaler(device, init_scale=4.0)
+    scaler.scale(torch.ones((), device=device))
+    flat, found = torch.zeros(12).to(device), list[Any]()
+    for turn in range(turns):
+        views = [flat[0:6].view(2, 3), flat[6:10], flat[10:12].view(1, 2)]
+        for number, (weight, view) in enumerate(zip(weights, views, strict=True)):
+            given = torch.arange(1.0 + turn, 1.0 + turn + weight.numel()).to(device)
+            torch.mul(given.reshape(weight.shape) * (number + 1), 0.5, out=view)
+            weight.grad = view
+        stepped = optimizers[turn % 2]
+        scaler.unscale_(stepped)
+        found.append(float(torch.nn.utils.clip_grad_norm_(weights, 1.0)))
+        scaler.step(stepped)
+        scaler.update()
+        found.append([flat.tolist(), *[w.detach().flatten().tolist() for w in weights]])
+    return found
+
+
+def test_gradients_in_a_bucket_are_stepped_by_known_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    learned: list[int] = []
+    learn = optimizer._Rows._learn
+
+    def counted(self: optimizer._Rows, *args: Any) -> Any:
+        """Count it, and learn."""
+        learned.append(1)
+        return learn(self, *args)
+
+    monkeypatch.setattr(optimizer._Rows, "_learn", counted)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        actual = _stepped("webgpu", 8)
+        counts = len(learned)
+        for ours, theirs in zip(actual, _stepped("cpu", 8), strict=True):
+            for a, b in zip(*[x if isinstance(x, list) else [x] for x in (ours, theirs)]):
+                assert a == pytest.approx(b, rel=1e-5, abs=1e-7)
+        learned.clear()
+        _stepped("webgpu", 8)
+        # A first step makes the momentum of each parameter.
+        assert counts and len(learned) <= 3
     finally:
         dist.destroy_process_group()
 

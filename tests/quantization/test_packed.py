@@ -19,7 +19,7 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions import packed as packed_functions
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32, int32
-from webtorch.ir.kernel import Kernel
+from webtorch.ir.kernel import Kernel, Matmul
 from webtorch.nn import functional as F
 from webtorch.ops import blocks as blocks_of_formats
 from webtorch.ops.blocks import dotting, multiplying
@@ -185,7 +185,23 @@ def test_products_of_few_rows_are_those_of_what_is_unpacked(name: str, device: s
 
 
 @pytest.mark.parametrize("device", ["webgpu"], indirect=True)
-@pytest.mark.parametrize("name", ["Q2_K", "Q4_K", "Q6_K", "Q8_0", "INT8_64"])
+@pytest.mark.parametrize(("name", "columns"), [("Q6_K", 768), ("Q5_0", 96), ("MXFP4", 64)])
+def test_rows_that_end_within_words_are_summed_as_others_are(
+    name: str, columns: int, device: str
+) -> None:
+    blocks = drawn(name, 6, columns)
+    weight, exact = packed(name, blocks, device, columns), unpacked(name, blocks).astype(np.float64)
+    x = np.random.default_rng(0).standard_normal((3, columns), dtype=np.float32)
+    product = webtorch.compile(lambda x: F.linear(x, weight))
+    for rows in (x, x[:1]):
+        out = product(webtorch.from_numpy(rows).to(device)).numpy(force=True)
+        assert (np.abs(out - rows @ exact.T) <= 1e-6 * (np.abs(rows) @ np.abs(exact.T))).all()
+        program = product.latest().executable.program
+        assert not any(isinstance(routine, Matmul) for routine in program.routines)
+
+
+@pytest.mark.parametrize("device", ["webgpu"], indirect=True)
+@pytest.mark.parametrize("name", ["Q2_K", "Q4_K", "Q5_0", "Q6_K", "Q8_0", "INT8_64"])
 def test_rows_in_bytes_give_the_same_products(
     name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,7 +306,8 @@ def test_what_a_block_shares_is_multiplied_once_and_bits_are_cut_out_of_words() 
     # Those are the numbers of the scales.
     assert sum(n.op == "cast" and n.args[0].dtype is int32 for n in nodes) <= 6
     masks = [n for n in nodes if n.op == "and" and n.args[1].value == 0x0F0F0F0F]
-    assert len(masks) == 8
+    # Two more are of the scales and minima, of which a word has four.
+    assert len(masks) == 8 + 2
 
 
 def test_formulas_of_many_parts_of_the_same_data_bind_it_once(

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data._utils import collate as pytorchs_collate
 
 import webtorch
-from webtorch.as_torch.names import functorch_parts, top, utils
+from webtorch.as_torch.names import functorch_parts, return_types, tensor_str, top, utils
 from webtorch.data import collate as our_collate
 from webtorch.tensors import modes
 
@@ -279,3 +279,53 @@ def test_a_tensor_of_a_module_is_swapped() -> None:
     assert utils.swap_tensor(layer, "running_mean", other).tolist() == [0.0, 0.0]
     with pytest.raises(AttributeError, match="BatchNorm1d has no attribute `nothing`"):
         utils.swap_tensor(layer, "nothing", other)
+
+
+def test_a_class_of_parameters_can_be_made() -> None:
+    """Classes of parameters have PyTorch's name for their class, so a user's may be of it too (torchrl)."""
+    for library in (torch, webtorch):
+
+        class Marked(library.Tensor, metaclass=library.nn.parameter._ParameterMeta):  # type: ignore[misc, name-defined]
+            pass
+
+        assert isinstance(library.nn.Parameter, library.nn.parameter._ParameterMeta)
+        assert not isinstance(library.zeros(1), Marked)
+
+
+def test_the_default_generator_has_a_place_in_random() -> None:
+    for library in (torch, webtorch):
+        assert isinstance(library.random.default_generator, library.Generator)
+        assert library.random.default_generator.device.type == "cpu"
+
+
+def test_storages_are_of_the_base_of_torch() -> None:
+    """Programs ask `isinstance(x, torch.StorageBase)` (tensordict)."""
+    for library, base in ((torch, torch.StorageBase), (webtorch, top.StorageBase)):
+        assert isinstance(library.ones(2).untyped_storage(), base)
+        assert not isinstance(library.ones(2), base)
+
+
+def test_named_results_are_made_of_one_sequence() -> None:
+    """As `torch.return_types.max((values, indices))` (tensordict)."""
+    for library, types in ((torch, torch.return_types), (webtorch, return_types)):
+        x = library.tensor([[1, 3], [2, 0]])
+        kind: Any = types.max
+        found = kind((x, 2))
+        assert (found.values, found.indices) == (x, 2)
+        with pytest.raises(TypeError, match=r"takes a 2-sequence \(3-sequence given\)"):
+            kind((1, 2, 3))
+        whole = copy.deepcopy(x.max(0))
+        assert isinstance(whole, kind)
+        assert whole.indices.tolist() == [1, 0]
+
+
+def test_texts_of_tensors_with_other_contents() -> None:
+    """`torch._tensor_str._str_intern` puts a user's text in place of the elements (PyTorch Geometric)."""
+    for library, names in ((torch, torch._tensor_str), (webtorch, tensor_str)):
+        show: Any = names
+        text = show._str_intern(library.arange(2, dtype=library.int32), tensor_contents="[..]")
+        assert text == "tensor([..], dtype=torch.int32)"
+        assert (
+            show._str_intern(library.ones(0, 2), tensor_contents="[..]")
+            == "tensor([..], size=(0, 2))"
+        )

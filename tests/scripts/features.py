@@ -66,11 +66,8 @@ def _can_be_compiled(running: Any) -> bool:
 
 
 def _is_ordered(running: Any) -> bool:
-    """Whether leaves get their gradients in PyTorch's order: recurrent layers have their weights in another one, and
-    PyTorch goes on with casts of older steps.
-    """
-    loop = running.loop
-    return loop.kind != "recurrent" and not (loop.autocast == "around" and loop.cached)
+    """Whether leaves get their gradients in PyTorch's order: recurrent layers have their weights in another one."""
+    return running.loop.kind != "recurrent"
 
 
 def _named(running: Any) -> dict[str, Any]:

@@ -960,17 +960,11 @@ def _checked(loop: Loop, torch: ModuleType, webtorch: ModuleType) -> tuple[str, 
     others = {"write-between", "keep-loss", "checkpoint-drop"} | (
         {"critic"} if loop.autocast else set()
     )
-    if loop.autocast == "around" and loop.cached:
-        # There PyTorch computes a checkpointed part again with what it cast of parameters before they were written.
-        others |= {"data-between"}
     if loop.scaled:
         # There parameters count as written where a step is taken back on the device.
         others |= {"late-graph"}
     if loop.dropout or names & others:
         # PyTorch draws other numbers, saves other tensors, and rounds otherwise.
-        return "", counts
-    if loop.autocast == "around" and loop.cached and not loop.cleared:
-        # There PyTorch goes on with what it cast of parameters before they were written.
         return "", counts
     theirs = loop.run(torch)
     # What a change in the last digits becomes in PyTorch, rounding becomes as well: where training diverges, or

@@ -583,19 +583,30 @@ def test_a_step_under_autocast_is_followed(device: str, follower: Any) -> None:
     assert follower().counts["followed"] >= 4
 
 
-def test_what_autocast_cast_before_is_not_used_once_it_is_written(follower: Any) -> None:
-    model, x = nn.Linear(4, 4), torch.ones(2, 4)
-    with torch.no_grad(), torch.autocast("cpu"):
-        for i in range(16):
-            # From the second on, the weight's cast is there already.
-            found = model(x).tolist()
-            with torch.autocast("cpu", enabled=False):
-                plain = model.weight.bfloat16().float().sum(1) + model.bias.bfloat16().float()
-            torch.testing.assert_close(torch.tensor(found)[0], plain, atol=0.02, rtol=0)
-            if i % 8 == 7:
-                # Reading ends the run in which it is written.
-                model.weight.mul_(2).tolist()
-    assert follower().counts["followed"] >= 4
+def test_what_autocast_cast_stands_for_what_is_written_until_the_context_ends(
+    follower: Any,
+) -> None:
+    def run(t: Any) -> list[Any]:
+        model, x, found = t.nn.Linear(4, 4, bias=False), t.ones(2, 4), []
+        with t.no_grad():
+            model.weight.copy_(t.arange(16).view(4, 4) / 8)
+        for _ in range(3):
+            with t.autocast("cpu"):
+                for i in range(12):
+                    # From the second on, the weight's cast is there already; with gradients, also where it was made
+                    # without, but not in inference mode.
+                    with t.set_grad_enabled(i % 2 == 1):
+                        out = model(x)
+                    with t.inference_mode():
+                        found.append(model(x).float().tolist())
+                    found.append([out.float().tolist(), out.requires_grad])
+                    if i % 8 == 7:
+                        with t.no_grad():
+                            model.weight.mul_(2)
+        return found
+
+    assert run(torch) == run(pytest.importorskip("torch"))
+    assert follower().counts["followed"] >= 12
 
 
 def test_a_step_with_a_scaler_is_followed(device: str, follower: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from webtorch.ir.dtype import DType, float64
 from webtorch.ir.lines import user_depth
-from webtorch.tensors.autocast import KINDS, LOWER_PRECISION, Casts, state
+from webtorch.tensors.autocast import KINDS, LOWER_PRECISION, state
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -152,18 +152,13 @@ def clear_autocast_cache() -> None:
 
 def autocast_increment_nesting() -> int:
     """Count one more context that is open, and return how many are."""
-    if state.nesting == 0:
-        state.casts = Casts()
-    state.nesting += 1
+    state.enter()
     return state.nesting
 
 
 def autocast_decrement_nesting() -> int:
     """Count one context less, and return how many are open."""
-    state.nesting -= 1
-    if state.nesting == 0 and state.casts is not None:
-        state.casts.close()
-        state.casts = None
+    state.leave()
     return state.nesting
 
 

@@ -125,6 +125,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch._dynamo.eval_frame": ("webtorch.capture",),
     "torch._dynamo.utils": ("webtorch.as_torch.names.compiler_parts",),
     "torch._dynamo._trace_wrapped_higher_order_op": ("webtorch.as_torch.names.compiler_parts",),
+    "torch._guards": ("webtorch.as_torch.names.compiler_parts",),
     "torch._subclasses": ("webtorch.as_torch.names.compiler_parts",),
     "torch._subclasses.fake_tensor": ("webtorch.as_torch.names.compiler_parts",),
     "torch.export": ("webtorch.fx.export",),

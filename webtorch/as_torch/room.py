@@ -58,7 +58,11 @@ class Room(ModuleType):
             # Programs look for what lies beside it: its namesake here, else what comes first.
             named = [m for m in self._modules() if m.__name__ == f"web{self.__name__}"]
             return (named or self._modules())[0].__file__
-        if name.startswith("__") and name not in ("__version__", "__config__", "__future__"):
+        if (
+            name.startswith("__")
+            and name.endswith("__")
+            and name not in ("__version__", "__config__", "__future__")
+        ):
             raise AttributeError(name)
         if name == "torch":
             # PyTorch's modules import it, and programs write torch.torch by mistake.

@@ -516,6 +516,7 @@ def _flash_backward(
     attn_mask: Tensor | None = None, scale: float | None = None,
 ) -> object:  # fmt: skip
     def run(*operands: Tensor) -> object:
+        """Return the attention whose cotangents are wanted."""
         return op.scaled_dot_product_attention(*operands, attn_mask, p, causal, scale)
 
     return tuple(pullback(run, (q, k, v), g, (True, True, True)))

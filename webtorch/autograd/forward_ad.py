@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from types import TracebackType
 from typing import NamedTuple
 
 from webtorch.dispatch.call import active
@@ -69,12 +68,7 @@ class dual_level(contextlib.ContextDecorator):
     def __enter__(self) -> int:
         return enter_dual_level()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         exit_dual_level()
 
 

@@ -7,7 +7,6 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterable, Sequence
-from types import TracebackType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,9 +15,10 @@ from webtorch.tensors.absent import missing_names as _missing_names
 from webtorch.tensors.device import device
 from webtorch.tensors.engine import will_run
 from webtorch.tensors.function import FunctionCtx
+from webtorch.tensors.handle import RemovableHandle
 from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import GradFn, GradientEdge, RemovableHandle, gradient_edge
+from webtorch.tensors.tape import GradFn, GradientEdge, gradient_edge
 from webtorch.tensors.tensor import Tensor
 
 __all__ = [
@@ -200,12 +200,7 @@ class _Handles:
     def __enter__(self) -> _Handles:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.remove()
 
 

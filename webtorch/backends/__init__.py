@@ -4,6 +4,15 @@ Programs set them before they train (`torch.backends.cudnn.benchmark = True`): t
 effect. `is_available` says what is true.
 """
 
+import contextlib
+from collections.abc import Generator
+
 from webtorch.backends import cpu, cuda, cudnn, mkl, mkldnn, mps, openmp, opt_einsum
 
 __all__ = ["cpu", "cuda", "cudnn", "mkl", "mkldnn", "mps", "openmp", "opt_einsum"]
+
+
+@contextlib.contextmanager
+def __allow_nonbracketed_mutation() -> Generator[None, None, None]:
+    """A block in which switches may be set, as they may everywhere here."""
+    yield

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -178,10 +179,10 @@ def _move_hooks(t: Tensor, g: Tensor) -> None:
 
 
 def _joined(
-    hooks: dict[int, Callable[..., object]] | None,
-    more: dict[int, Callable[..., Any]],
+    hooks: OrderedDict[int, Callable[..., object]] | None,
+    more: OrderedDict[int, Callable[..., Any]],
     outputs: tuple[int, int] = (0, 0),
-) -> dict[int, Callable[..., object]]:
+) -> OrderedDict[int, Callable[..., object]]:
     """Return `hooks` with `more`, which can still be removed; `outputs`: the number of the output that
     these have known as theirs, and the one that it is now.
     """
@@ -205,4 +206,6 @@ def _joined(
 
         return hook
 
-    return {**(hooks or {}), **{number: moved(number) for number in more}}
+    joined = OrderedDict(hooks or ())
+    joined.update({number: moved(number) for number in more})
+    return joined

@@ -8,6 +8,7 @@ values that the second reads. Cheap values are computed again rather than kept.
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from webtorch.tensors.device import device_of
 from webtorch.tensors.engine import run_backward
 from webtorch.tensors.modes import mode, no_grad
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import AccumulateGrad, GradFn, gradient_edge, set_history
+from webtorch.tensors.tape import AccumulateGrad, GradFn, SavedTensor, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.writing import rebase
 
@@ -125,12 +126,17 @@ class Backward:
         leaves: list[Tensor | int],
         cotangents: list[Node],
         gradients: list[Tensor | None],
+        functions: list[GradFn],
     ) -> None:
         # What is differentiated: shape, type, and how a replay finds it (`captured.Returned`).
         self.forms = [(r._shape, r.dtype) for r in results]
         self.results: list[Any] = []
         # Those that are arguments which the call writes.
         self.written: frozenset[int] = frozenset()
+        self.functions = functions
+        # What an uncompiled backward pass would read, and which of the call's outputs these are.
+        self.read: weakref.WeakSet[Storage] = weakref.WeakSet()
+        self.read_outputs: list[int] = []
         self.leaves = leaves
         self.cotangents = cotangents
         self.gradients: list[Tensor | None] = gradients
@@ -217,6 +223,15 @@ class Backward:
             read = [s for n, s in zip(buffers, self.sources, strict=True) if n in above]
             self.reads.append({number for kind, number in read if kind == "cotangent"})
         return forward, [place[n] for n in inputs if n in first]
+
+    def release(self) -> None:
+        """Let go of the graph that was recorded: a replay has its own."""
+        for fn in self.functions:
+            saved = [s.storage for s in fn.saved or () if isinstance(s, SavedTensor)]
+            if saved:
+                self.read.update(s for s in saved if s is not None)
+                fn.saved = None
+        self.functions = []
 
     def hold(self, tensors: list[Tensor], moved: dict[Storage, Storage]) -> list[object]:
         """Return the data that the second program reads besides what is kept, with versions."""
@@ -320,26 +335,26 @@ class Backward:
     def _inputs(self, given: list[Tensor], held: list[Any], saved: list[Any]) -> list[Any]:
         """Return what the second program reads."""
         assert self.runtime is not None
+        for data in held:
+            if data is not None and data[0].version != data[1]:
+                storage, version = data
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"[torch.{storage.dtype.name} [{storage.elements}]] is at version {storage.version}; expected "
+                    f"version {version} instead. A compiled function read or returned it: call backward() before it is "
+                    "overwritten."
+                )
         for g in given:
             g._storage.realize()
         self.runtime.realize()
         inputs = []
-        for (kind, number), data in zip(self.sources, held, strict=True):
+        for (kind, number), data in zip(self.sources, held, strict=False):
             if kind == "cotangent":
                 inputs.append(given[number]._storage.realize().buffer)
             elif kind == "saved":
                 inputs.append(saved[number])
             else:
-                storage, version = data
-                if storage.version != version:
-                    raise RuntimeError(
-                        "one of the variables needed for gradient computation has been modified "
-                        f"by an inplace operation: [torch.{storage.dtype.name} "
-                        f"[{storage.elements}]] is at version {storage.version}; expected version "
-                        f"{version} instead. It was read by a compiled function: call backward() "
-                        "before it is overwritten."
-                    )
-                inputs.append(storage.realize().buffer)
+                inputs.append(data[0].realize().buffer)
         return inputs
 
 
@@ -385,7 +400,7 @@ def trace_backward(results: list[Tensor], arguments: dict[int, int]) -> Backward
         for v, h in hooks:
             v._hooks = h
     leaves: list[Tensor | int] = [arguments.get(id(v), v) for v in variables]
-    return Backward(results, leaves, cotangents, gradients)
+    return Backward(results, leaves, cotangents, gradients, functions)
 
 
 def _existed(t: Tensor) -> bool:

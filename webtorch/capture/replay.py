@@ -81,6 +81,11 @@ def replay(
     rebuild = Rebuild(fresh, captured.targets, moved, given, read)
     if backward is not None:
         results = [rebuild(r) for r in backward.results]
+        for i in backward.read_outputs:
+            target = fresh.get(i) or captured.targets[i]
+            assert isinstance(target, Storage)
+            storage = moved.get(target, target)
+            held.append((storage, storage.version))
         backward.attach(results, given, held, buffers[len(captured.targets) :], args)
     for gradient, owner in replaced:
         owner._grad = rebuild(gradient.after)

@@ -309,6 +309,15 @@ class _Capturing:
             self.complete = self.computes
             raise NotReplayable(result, reason)
         self.replayable = True
+        if self.backward is not None:
+            # What the graph alone has held is no result of the call.
+            left = [weakref.ref(o) for o in owners]
+            del owners, frozen
+            self.backward.release()
+            owners = [o for reference in left if (o := reference()) is not None]
+            with self.runtime.lock:
+                frozen = freeze(owners)
+                graph = to_graph(frozen)
         return frozen, graph, owners
 
     def _refusal(self, survey: Survey, result: object, reason: str | None) -> str | None:
@@ -398,6 +407,9 @@ class _Capturing:
         effects = [(place, describe(value)) for place, value in self.effects]
         shown = {name: describe(value) for name, value in self.named.items()}
         targets = self._targets(storages, frozen.donors, count, describe.returned)
+        if self.backward is not None:
+            read = self.backward.read
+            self.backward.read_outputs = [i for i, s in enumerate(storages[:count]) if s in read]
         # A storage keeps the shape that its memory had before, so that later graphs look the same.
         overwritten = self.overwritten
         shapes = [overwritten[s].shape if s in overwritten else s.node.shape for s in storages]

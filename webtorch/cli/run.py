@@ -8,6 +8,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Sequence
+from multiprocessing import spawn
 from types import TracebackType
 
 from webtorch.as_torch import install_as_torch
@@ -26,14 +27,7 @@ def run(
     """
     if not module and not os.path.exists(program):
         raise FileNotFoundError(f"run: there is no file {program!r}")
-    if device is not None:
-        resolve(device)
-        webtorch.set_default_device(device)
-    chosen = webtorch.get_default_device()
-    if chosen.type == "webgpu":
-        stand_in_for_cpu(chosen)
-        webtorch.set_default_device("cpu")
-    install_as_torch()
+    begin(device)
     sys.argv[:] = [program, *arguments]
     sys.path[0:1] = [os.getcwd() if module else os.path.dirname(os.path.abspath(program))]
     try:
@@ -54,6 +48,38 @@ def run(
             traceback.print_exception(type(error), error, part)
         return 1
     return 0
+
+
+# Where Python asks what a process that starts afresh is to know.
+_PREPARATION = spawn.get_preparation_data
+
+
+class _Begin:
+    """What begins, in a process that reads it, as this one began."""
+
+    def __init__(self, device: str | None) -> None:
+        self.device = device
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return begin, (self.device,)
+
+
+def begin(device: str | None) -> None:
+    """Let torch be webtorch in this process, and in those that it starts afresh. `device`: as for `run`."""
+    if device is not None:
+        resolve(device)
+        webtorch.set_default_device(device)
+    chosen = webtorch.get_default_device()
+    if chosen.type == "webgpu":
+        stand_in_for_cpu(chosen)
+        webtorch.set_default_device("cpu")
+    install_as_torch()
+
+    def prepared(name: str) -> dict[str, object]:
+        """Return it with a beginning, which is read before the program's module is imported."""
+        return {"torch": _Begin(device), **_PREPARATION(name)}
+
+    spawn.get_preparation_data = prepared
 
 
 def _of_program(trace: TracebackType | None) -> TracebackType | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
@@ -52,12 +51,7 @@ class _Transform:
         transforms.add(1)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         mode.grad, mode.inference, mode.transforms, mode.hooks_disabled = self.before
         transforms.add(-1)
         _hand_over(self.made)
@@ -155,12 +149,7 @@ class Running:
         mode.transforms = (*mode.transforms, self)
         transforms.add(1)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         mode.transforms = self.before
         transforms.add(-1)
         if self.made is not None:

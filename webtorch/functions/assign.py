@@ -29,6 +29,7 @@ METHOD: tuple[str, ...] = ("Tensor",)
 
 def _conversion(name: str, dtype: DType) -> Op:
     def convert(input: Tensor, memory_format: MemoryFormat | None = None) -> Tensor:
+        """Return the tensor as another type."""
         out = cast_to(input, dtype)
         if memory_format is None or memory_format is preserve_format:
             return out

@@ -178,6 +178,7 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
     if not direct:
 
         def operator(self: Tensor, other: object) -> Any:
+            """Return what the operator gives."""
             if not active.count and not reflected and isinstance(other, Tensor):
                 return function(self, other)
             return enter(callee, (self, other), {})
@@ -185,6 +186,7 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
     elif not reflected:
 
         def operator(self: Tensor, other: object) -> Any:
+            """Return what the operator gives."""
             if not active.count and isinstance(other, (Tensor, float, int, complex)):
                 return recorders.apply_two(op, self, other)  # type: ignore[arg-type]
             return enter(callee, (self, other), {})
@@ -192,6 +194,7 @@ def _operator(name: str, op: Op, reflected: bool = False) -> Callable[..., Any]:
     else:
 
         def operator(self: Tensor, other: object) -> Any:
+            """Return what the operator gives."""
             numbers = isinstance(other, (float, int, complex)) and isinstance(self, Tensor)
             if not active.count and numbers:
                 return recorders.apply_two(op, other, self)  # type: ignore[arg-type]
@@ -254,11 +257,13 @@ def _part_property(name: str) -> property:
     part = TABLE[name].function
 
     def put(self: Tensor, value: object) -> None:
+        """Overwrite the part."""
         part(self).copy_(value if isinstance(value, Tensor) else torch_tensor(value))
 
     torch_tensor = TABLE["tensor"].function
 
     def get(self: Tensor) -> Tensor:
+        """Return the part, a view."""
         found: Tensor = part(self)
         return found
 

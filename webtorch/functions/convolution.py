@@ -317,6 +317,7 @@ def _convolution(rank: int, doc: str, **fields: object) -> Composite[..., Any]:
         dilation: Sizes = 1,
         groups: int = 1,
     ) -> Tensor:
+        """Convolve in this many dimensions."""
         rest = stride, padding, dilation, groups
         return _biased(f"conv{rank}d", rank, _convolve, input, weight, bias, *rest)
 
@@ -480,6 +481,7 @@ def _transposed_convolution(rank: int, shapes: str, weight: str) -> Composite[..
         groups: int = 1,
         dilation: Sizes = 1,
     ) -> Tensor:
+        """Apply the transposed convolution in this many dimensions."""
         rest = stride, padding, output_padding, groups, dilation
         return _biased(f"conv_transpose{rank}d", rank, _transposed, input, weight, bias, *rest)
 

@@ -26,6 +26,7 @@ def _copying(name: str, methods: bool = False, **fields: Any) -> None:
     view = TABLE[name]
 
     def function(*args: object, **kwargs: object) -> Tensor | tuple[Tensor, ...]:
+        """Return copies of the views."""
         return _copied(view(*args, **kwargs))
 
     function.__name__ = f"{name}_copy"

@@ -133,6 +133,7 @@ def of_sizes(make: Function) -> Function:
         requires_grad: bool = False,
         **named: object,
     ) -> Tensor:
+        """Make a tensor of the sizes."""
         if out is not None:
             check_out(name, out)
         wanted = chosen_dtype(dtype, None if out is None else out.dtype)
@@ -164,6 +165,7 @@ def like_another(make: Function) -> Function:
         memory_format: MemoryFormat | None = None,
         **named: object,
     ) -> Tensor:
+        """Make a tensor like another one."""
         wanted, where = own_options(input, dtype, device)
 
         def made(shape: Shape) -> Tensor:
@@ -189,6 +191,7 @@ def of_own_kind(make: Function) -> Function:
         pin_memory: bool = False,
         requires_grad: bool = False,
     ) -> Tensor:
+        """Make a tensor of the sizes, of the kind that a tensor is of."""
         wanted, where = own_options(input, dtype, device)
         made = make((size_of(name, args, size), wanted, where))
         return finish(each(made, input), requires_grad)

@@ -259,7 +259,7 @@ def squeezed_dims(shape: Shape, dim: object) -> tuple[int, ...]:
     return tuple(i for i, size in enumerate(shape) if size != 1 or i not in dims)
 
 
-@composite(family="movement")
+@composite(family="movement", traced=True)
 def squeeze(input: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """Without dimensions of size 1: all of them, or those of `dim` that have size 1."""
     shape, strides = input._shape, input._strides
@@ -366,7 +366,7 @@ def permuted(x: Tensor, dims: tuple[int, ...], name: str = "Permute") -> Tensor:
     )
 
 
-@composite(family="movement")
+@composite(family="movement", traced=True)
 def permute(input: Tensor, *args: object, dims: Sequence[int] | None = None) -> Tensor:
     """The dimensions in the order `dims`."""
     order = sizes_of("permute", args, dims, "dims") if args != () or dims is not None else ()

@@ -120,6 +120,7 @@ def _sampler(name: str, **fields: Any) -> None:
     def function(
         input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
     ) -> Tensor:
+        """Return samples, with modes as numbers."""
         mode = ("bilinear", "nearest", "bicubic")[interpolation_mode]
         beyond = ("zeros", "border", "reflection")[padding_mode]
         return resize.grid_sample(input, grid, mode, beyond, align_corners)

@@ -96,6 +96,7 @@ def _qr_vjp(g: tuple[Any, ...], out: tuple[Tensor, ...], a: Tensor, mode: str) -
     saves_values=True,
 )
 def qr_factors(a: Tensor, mode: str) -> Any:
+    """Return the factors that LAPACK gives, of matrices without elements as well."""
     m, n = a._shape[-2:]
     k = m if mode == "complete" else min(m, n)
     if not a.numel():

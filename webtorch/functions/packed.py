@@ -7,6 +7,8 @@ no smaller ones. Formats are those of `ops/blocks`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from webtorch.functions.contract import rows_times
 from webtorch.ir.dtype import DType, float16, float32, int32
@@ -29,6 +31,7 @@ from webtorch.ops.primitive import (
     cast_to,
     formula,
     iota,
+    pad_with,
     reduce_dims,
     seen_as,
 )
@@ -104,34 +107,52 @@ def unpacked(data: Tensor, form: str, count: int) -> Tensor:
     return out if groups * reading.span == count else out[:count]
 
 
-def _summed(x: Tensor, data: Tensor, reading: Reading, rows: int) -> Tensor:
+class _Way(NamedTuple):
+    """A dim of a product's result: its size, and how many rows of the input and elements of data a step of it moves."""
+
+    size: int
+    rows: int
+    elements: int
+
+
+def _summed(x: Tensor, data: Tensor, reading: Reading, ways: Sequence[_Way]) -> Tensor:
     """Return x @ w.T in float32 for few rows x (M, columns), as sums over the blocks."""
     count, columns = x._shape
     groups = columns // reading.span
     x = cast_to(x, float32).contiguous()
     bits = seen_as(x, (count, columns), (columns, 1), x._offset, int32)
-    shape = (count, rows, groups, *reading.loops)
+    shape = (*[way.size for way in ways], groups, *reading.loops)
     if _in_words(data):
-        lanes = _in_lanes(bits, reading, shape)
+        lanes = _in_lanes(bits, reading, shape, ways)
     else:
         bits = Tensor._from_node(bits._node(), x._storage.runtime)
+        along = [way.rows * columns for way in ways]
         lanes = tuple(
             [
-                _window(bits, shape, (columns, 0, reading.span, *strides), offset)
+                _window(bits, shape, (*along, reading.span, *strides), offset)
                 for offset, strides in reading.lanes
             ]
         )
-    lead = ((count, 0), (rows, groups * reading.pitch), (groups, reading.pitch))
-    out = _applied(reading, data, lead, lanes)
-    return reduce_dims(out, "sum", tuple(range(2, len(shape)))).reshape((count, rows))
+    return _total(data, reading, ways, groups, lanes)
 
 
-def _in_lanes(bits: Tensor, reading: Reading, shape: tuple[int, ...]) -> tuple[Tensor, ...]:
+def _total(
+    data: Tensor, reading: Reading, ways: Sequence[_Way], groups: int, lanes: tuple[Tensor, ...]
+) -> Tensor:
+    """Return the sums over groups of blocks of what an operation makes of data and lanes."""
+    lead = [(way.size, way.elements * reading.pitch // reading.span) for way in ways]
+    out = _applied(reading, data, (*lead, (groups, reading.pitch)), lanes)
+    return reduce_dims(out, "sum", tuple(range(len(ways), len(out._shape))))
+
+
+def _in_lanes(
+    bits: Tensor, reading: Reading, shape: tuple[int, ...], ways: Sequence[_Way]
+) -> tuple[Tensor, ...]:
     """Return the lanes of rows that are put in another order first: neighbouring threads then read neighbouring
     elements.
     """
     count, columns = bits._shape
-    groups, loops = shape[2], reading.loops
+    groups, loops = columns // reading.span, reading.loops
     each = groups * math.prod(loops)
     sizes = [size for size, _ in reading.shared]
     # Each axis with its stride in a row, and its stride where the row is laid out: four neighbours are one load.
@@ -142,17 +163,18 @@ def _in_lanes(bits: Tensor, reading: Reading, shape: tuple[int, ...]) -> tuple[T
     ]
     sizes[-1] //= _TOGETHER
     steps = [s * each * _TOGETHER for s in contiguous_strides(tuple(sizes))]
-    ways = [stride for _, stride in reading.shared]
-    ways[-1] *= _TOGETHER
-    axes += zip(sizes, ways, steps, strict=True)
+    apart = [stride for _, stride in reading.shared]
+    apart[-1] *= _TOGETHER
+    axes += zip(sizes, apart, steps, strict=True)
     axes.sort(key=lambda axis: -axis[1])
     window = (count, *[size for size, *_ in axes])
     strides = (columns, *[there for *_, there in axes])
     # It is written in the order of the row, so by what computes the row; products of one row share it.
     kept = _kept(bits, window, strides)
-    along = (columns, 0, *[s * _TOGETHER for s in contiguous_strides((groups, *loops))])
+    along = [way.rows * columns for way in ways]
+    along += [s * _TOGETHER for s in contiguous_strides((groups, *loops))]
     lanes = [divmod(i, _TOGETHER) for i in range(len(reading.lanes))]
-    return tuple([_window(kept, shape, along, i * each * _TOGETHER + j) for i, j in lanes])
+    return tuple([_window(kept, shape, tuple(along), i * each * _TOGETHER + j) for i, j in lanes])
 
 
 def _planes(x: Tensor) -> int:
@@ -160,7 +182,7 @@ def _planes(x: Tensor) -> int:
     return PLANES_OF_HALVES if x.dtype.itemsize == 2 else PLANES
 
 
-def _dotted(x: Tensor, data: Tensor, reading: Reading, rows: int) -> Tensor:
+def _dotted(x: Tensor, data: Tensor, reading: Reading, ways: Sequence[_Way]) -> Tensor:
     """Return x @ w.T in float32 for few rows x (M, columns), as sums of integers: rows are rounded to bytes first, run
     by run of neighbours, in the order in which neighbouring threads read them.
     """
@@ -192,15 +214,14 @@ def _dotted(x: Tensor, data: Tensor, reading: Reading, rows: int) -> Tensor:
     made = formula(in_bytes(planes), [*operands, *places], shape, int32, data.device, compute=int32)
     kept = _kept(made, shape, there)
     lanes = []
+    wanted = (*[way.size for way in ways], groups, *loops)
+    strides = [*[way.rows * lengths[0] for way in ways], *along]
     for run in range(len(reading.lanes) // RUN):
         # The words of the planes, then the scale and the sum.
         for i in range(planes * WORD + 2):
             offset = (run * (planes + 1) + i // WORD) * units * WORD + i % WORD
-            wanted = (count, rows, groups, *loops)
-            lanes.append(_window(kept, wanted, (lengths[0], 0, *along), offset))
-    lead = ((count, 0), (rows, groups * reading.pitch), (groups, reading.pitch))
-    out = _applied(reading, data, lead, tuple(lanes))
-    return reduce_dims(out, "sum", tuple(range(2, 3 + len(loops)))).reshape((count, rows))
+            lanes.append(_window(kept, wanted, tuple(strides), offset))
+    return _total(data, reading, ways, groups, tuple(lanes))
 
 
 def _kept(x: Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
@@ -238,17 +259,35 @@ def _packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor
     lead = input._shape[:-1]
     count = math.prod(lead)
     # What vmap maps over are more rows.
-    summed = 0 < count <= _few_rows(input) and not input._levels
+    if not (0 < count <= _few_rows(input) and not input._levels and columns and rows):
+        return rows_times(input, _weight(data, form, (rows, columns), input.dtype), True)
+    x, group = input.reshape((count, columns)), FORMATS[form].elements * FORMATS[form].together
+    ways = [_Way(count, 1, 0), _Way(rows, 0, columns)]
+    rest = columns % group
+    if _in_words(data) and rest * 2 == group and rows % 2 == 0:
+        # Every other row begins in the middle of a group of blocks.
+        x = _before_and_behind(x, rest)
+        ways = [_Way(count, 2, 0), _Way(rows // 2, 0, columns * 2), _Way(2, 1, columns - rest)]
     reading, product = None, _summed
-    if summed and columns and rows:
-        if _in_words(data) and count * rows * columns >= _LARGE and has_dots(input):
-            reading, product = dotting(form, columns, _planes(input)), _dotted
-        if reading is None:
-            reading, product = multiplying(form, _in_words(data), columns), _summed
-    if reading is not None:
-        out = product(input.reshape((count, columns)), data, reading, rows)
-        return cast_to(out, input.dtype).reshape((*lead, rows))
-    return rows_times(input, _weight(data, form, (rows, columns), input.dtype), True)
+    if _in_words(data) and count * rows * columns >= _LARGE and has_dots(input):
+        reading, product = dotting(form, x._shape[1], _planes(input)), _dotted
+    if reading is None:
+        reading, product = multiplying(form, _in_words(data), x._shape[1]), _summed
+    if reading is None:
+        return rows_times(input, _weight(data, form, (rows, columns), input.dtype), True)
+    return cast_to(product(x, data, reading, ways), input.dtype).reshape((*lead, rows))
+
+
+def _before_and_behind(x: Tensor, zeros: int) -> Tensor:
+    """Return each row (M, columns) twice: with zeros behind it, and with zeros before it."""
+    count, columns = x._shape
+    x = x.contiguous()
+    twice = as_view(x, (count, 2, columns), (columns, 0, 1), x._offset)
+    padded = pad_with(twice, (0, 0, 0), (0, 0, zeros), 0)
+    length = columns + zeros
+    # The second one begins with the zeros of the first.
+    seen = as_view(padded, (count, 2, length), (2 * length, columns, 1), padded._offset)
+    return seen.reshape((2 * count, length))
 
 
 def packed_product(input: Tensor, data: Tensor, form: str, rows: int) -> Tensor:

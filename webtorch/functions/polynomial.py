@@ -63,6 +63,7 @@ def _evaluate(x: Operand, n: Any, first: Callable[[Tensor], Tensor], step: Step)
 
 def _polynomial(name: str, doc: str, first: Callable[[Tensor], Tensor], step: Step) -> None:
     def function(input: Tensor, n: object) -> Tensor:
+        """Return the values of the polynomial of a degree."""
         return _evaluate(input, n, first, step)
 
     function.__doc__ = doc

@@ -268,6 +268,7 @@ def _max_pooling(rank: int, doc: str, example: Example, **fields: object) -> Com
         ceil_mode: bool = False,
         return_indices: bool = False,
     ) -> Any:
+        """Return the maxima of windows, with indices if they are wanted."""
         rest = kernel_size, stride, padding, dilation, ceil_mode, return_indices
         return _max_pool(f"max_pool{rank}d", rank, input, *rest)
 
@@ -280,6 +281,7 @@ def _max_pooling(rank: int, doc: str, example: Example, **fields: object) -> Com
         ceil_mode: bool = False,
         return_indices: bool = True,
     ) -> tuple[Tensor, Tensor]:
+        """Return the maxima of windows, and where they are."""
         return pool(input, kernel_size, stride, padding, dilation, ceil_mode, True)
 
     title = _named("MaxPool", rank, "WithIndices")
@@ -384,6 +386,7 @@ def _unpooling(rank: int, **fields: object) -> Composite[..., Tensor]:
         padding: Sizes = 0,
         output_size: Sequence[int] | None = None,
     ) -> Tensor:
+        """Put maxima back to where they were."""
         rest = kernel_size, stride, padding, output_size
         return _max_unpool(f"max_unpool{rank}d", rank, input, indices, *rest)
 
@@ -484,6 +487,7 @@ def _avg_pooling(rank: int, doc: str, **fields: object) -> Composite[..., Tensor
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Tensor:
+        """Return the means of windows."""
         rest = kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override
         return _avg_pool(f"avg_pool{rank}d", rank, input, *rest)
 
@@ -540,6 +544,7 @@ def _lp_pooling(rank: int, shapes: str, example: Example) -> Composite[..., Tens
         stride: Sizes | None = None,
         ceil_mode: bool = False,
     ) -> Tensor:
+        """Return the norms of windows."""
         return _lp_pool(f"lp_pool{rank}d", rank, input, norm_type, kernel_size, stride, ceil_mode)
 
     doc = f"Return the p-norm of each window of {shapes}."
@@ -667,6 +672,7 @@ def _adaptive_avg(
 
 def _adaptive_averaging(rank: int, doc: str, **fields: object) -> Composite[..., Tensor]:
     def function(input: Tensor, output_size: int | Sequence[int | None] | None) -> Tensor:
+        """Return the means of as many windows as the result has elements."""
         return _adaptive_avg(f"adaptive_avg_pool{rank}d", rank, input, output_size)
 
     def pools(input: Tensor, output_size: int | Sequence[int | None] | None) -> bool:
@@ -763,6 +769,7 @@ def _adaptive_maximum(rank: int, doc: str, **fields: object) -> Composite[..., A
     def function(
         input: Tensor, output_size: int | Sequence[int | None] | None, return_indices: bool = False
     ) -> Any:
+        """Return the maxima of as many windows as the result has elements."""
         name = f"adaptive_max_pool{rank}d"
         return _adaptive_max(name, rank, input, output_size, return_indices)
 

@@ -58,6 +58,7 @@ def _repeat(x: Tensor, counts: Shape) -> Tensor:
     torch="Tensor.repeat",
     gradient_name="RepeatBackward0",
     grows=True,
+    traced=True,
 )
 def repeat(input: Tensor, *args: object, repeats: Sequence[int] | None = None) -> Tensor:
     """The tensor repeated `repeats` times along each dimension, new leading ones included."""

@@ -265,6 +265,7 @@ def _split_title(input: object, split_size_or_sections: object, dim: int = 0) ->
     family="movement",
     gradient_name=_split_title,
     other_names={"tensor": "input", "split_size": "split_size_or_sections"},
+    traced=True,
 )
 def split(
     input: Tensor, split_size_or_sections: int | Sequence[int], dim: int = 0
@@ -544,7 +545,7 @@ def unfold(input: Tensor, dimension: int, size: int, step: int) -> Tensor:
     )
 
 
-@composite(family="movement", geometry=("as_strided",))
+@composite(family="movement", geometry=("as_strided",), traced=True)
 def as_strided(
     input: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:

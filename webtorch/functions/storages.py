@@ -508,6 +508,7 @@ def _of_tensor(flat: Tensor, typed: bool) -> StorageBase | TypedStorage:
 
 def _conversion(name: str, dtype: DType) -> Callable[[TypedStorage], TypedStorage]:
     def convert(self: TypedStorage) -> TypedStorage:
+        """Return a copy of this type."""
         return self._as(dtype)
 
     convert.__name__ = name

@@ -100,6 +100,7 @@ def _window(values: Callable[..., Sequence[float]]) -> Op:
         requires_grad: bool = False,
         **named: object,
     ) -> Tensor:
+        """Make the window of M points."""
         if M < 0:
             raise ValueError(f"{name} requires non-negative window length, got M={M}")
         # A 0-d tensor of bools counts, too.
@@ -212,6 +213,7 @@ def _old(values: Callable[..., list[float]]) -> Op:
         requires_grad: bool = False,
         **named: object,
     ) -> Tensor:
+        """Make the window of a length."""
         if window_length < 0:
             raise RuntimeError(
                 f"{name} requires non-negative window_length, got window_length={window_length}"

@@ -15,7 +15,7 @@ import io
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType, TracebackType
+from types import FunctionType
 from typing import Any
 
 from webtorch import nn
@@ -68,12 +68,7 @@ class safe_globals:
         self.before = dict(_safe)
         add_safe_globals(self.given)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _safe.clear()
         _safe.update(self.before)
 

@@ -6,7 +6,6 @@ import mmap as _mmap
 import threading
 from collections.abc import Callable
 from enum import Enum
-from types import TracebackType
 
 MAP_PRIVATE: int = getattr(_mmap, "MAP_PRIVATE", 2)
 MAP_SHARED: int = getattr(_mmap, "MAP_SHARED", 1)
@@ -90,12 +89,7 @@ class set_default_mmap_options:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         chosen.flags = self.prev
 
 
@@ -111,10 +105,5 @@ class skip_data:
         of_thread.skip_data = True
         of_thread.materialize_fake_tensors = self.materialize_fake_tensors
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         of_thread.skip_data, of_thread.materialize_fake_tensors = self.before

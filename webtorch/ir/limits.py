@@ -24,6 +24,8 @@ class Limits:
     # Whether matrix units multiply 16 x 16 fragments of float16, with sums in float32, in subgroups
     # of 32.
     has_matrix_units: bool = False
+    # Invocations of a subgroup, where all have as many and read each other's registers; else 0.
+    subgroup: int = 0
     # Whether four products of bytes and their sum are one quick instruction.
     has_dots: bool = False
     # Whether the bits of a float16 become a float32 in one step, those of the smallest numbers too.

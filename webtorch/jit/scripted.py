@@ -69,6 +69,7 @@ def _watched(func: Any) -> object:
 
     @functools.wraps(func)
     def run(*args: object, **kwargs: object) -> object:
+        """Call the function; its errors are TorchScript's."""
         try:
             return func(*args, **kwargs)
         except Error:

@@ -52,9 +52,8 @@ def coarsened(kernel: Kernel, sharing: Sharing, varying: bool = False, first: in
     # Kernels of several sums hold as many for each row.
     each = len(kernel.reduces)
     most, most_of_all = sharing.most // each, sharing.most_of_all // each
-    if sum(size > 1 for size in kernel.outer) == 1:
-        operations = sum(1 for n in ex.walk(*[r.value for r in kernel.reduces]) if n.args)
-        most = most_of_all = max(2 // each, 1) if operations > sharing.dear * each else most
+    if sum(size > 1 for size in kernel.outer) == 1 and is_dear(kernel, sharing):
+        most = most_of_all = max(2 // each, 1)
     sharing = replace(sharing, most=most, most_of_all=most_of_all)
     rows = 1
     while rows < sharing.most_of_all:
@@ -65,6 +64,12 @@ def coarsened(kernel: Kernel, sharing: Sharing, varying: bool = False, first: in
             break
         kernel, rows = _together(kernel, dim, count), rows * count
     return kernel
+
+
+def is_dear(kernel: Kernel, sharing: Sharing) -> bool:
+    """Whether one turn of a row's sum takes many operations."""
+    operations = sum(1 for n in ex.walk(*[r.value for r in kernel.reduces]) if n.args)
+    return operations > sharing.dear * len(kernel.reduces)
 
 
 def _is_plain(kernel: Kernel) -> bool:

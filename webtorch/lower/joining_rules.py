@@ -101,7 +101,7 @@ class Update:
     touched: set[int]
     written: set[int]
     nbytes: int
-    # Of sums, the vector that each row reads.
+    # Of sums, a vector that each row reads.
     vector: int | None = None
 
 
@@ -136,11 +136,12 @@ def same_loops(one: Update, run: Updates, limits: Limits) -> str | None:
     return f"it {_walks(one.loops, 's')}, and the others {_walks(run.loops)}"
 
 
-def same_vector(one: Update, run: Updates, limits: Limits) -> str | None:
-    """Sums beside each other read one vector."""
-    if one.vector == run.vector:
+def same_kind(one: Update, run: Updates, limits: Limits) -> str | None:
+    """Sums that read a vector stand beside such sums, of this vector or another one."""
+    if (one.vector is None) == (run.vector is None):
         return None
-    return "it sums rows of one vector, and the others do not"
+    one_sums, others_sum = ("sums", "do not") if run.vector is None else ("does not sum", "do")
+    return f"it {one_sums} rows of a vector, and the others {others_sum}"
 
 
 def between(one: Update, run: Updates, limits: Limits) -> str | None:
@@ -174,7 +175,7 @@ def memory(one: Update, run: Updates, limits: Limits) -> str | None:
 
 JOIN: tuple[Callable[[Update, Updates, Limits], str | None], ...] = (
     same_loops,
-    same_vector,
+    same_kind,
     between,
     bindings,
     memory,

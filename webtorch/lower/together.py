@@ -1,4 +1,4 @@
-"""Puts small independent kernels into one dispatch: the updates of many parameters, and sums that read one vector.
+"""Puts small independent kernels into one dispatch: the updates of many parameters, and sums that read a vector.
 Floors 0 and 1.
 
 A dispatch costs a GPU some microseconds between its neighbours and the host as much to encode; the

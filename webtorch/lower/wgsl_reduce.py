@@ -32,7 +32,7 @@ from webtorch.ir.kernel import (
 from webtorch.ir.limits import Limits
 from webtorch.lower import prelude
 from webtorch.lower.affine import affine
-from webtorch.lower.coarsening import CARD, coarsened
+from webtorch.lower.coarsening import CARD, coarsened, is_dear
 from webtorch.lower.sizes import size_class
 from webtorch.lower.wgsl_shader import Draft, WgslPass, beside, finish, fold_grid, group_number
 from webtorch.lower.wgsl_table import TWO_WORDS, combine, convert, identity, wgsl_type, wrap
@@ -95,7 +95,9 @@ def choose_geometry(writer: KernelWriter) -> Geometry:
     most = power_below(min(limits.max_workgroup_invocations, 1024 if limits.is_gpu else 64))
     columns = reads_columns(writer)
     # (On a software adapter a barrier costs more to compile than some hundred turns of a loop to run.)
-    if n <= 16 or (not limits.is_gpu and ((m >= 32 and n <= _iterations(writer)) or n <= 512)):
+    # (Few rows whose turns are dear are spread over invocations, however few turns there are.)
+    few = n <= 16 and not (limits.is_gpu and m < _INVOCATIONS and is_dear(k, CARD))
+    if few or (not limits.is_gpu and ((m >= 32 and n <= _iterations(writer)) or n <= 512)):
         return Geometry(64 if m >= 64 else power_below(m), 1, True)
     if columns:
         tx = min(32, power_below(m))
@@ -111,7 +113,7 @@ def choose_geometry(writer: KernelWriter) -> Geometry:
         ty *= 2
     # Short rows, and many: several vectors for each invocation, so that fewer have to be combined.
     while limits.is_gpu and ty > 4 and ty * 4 * per > n:
-        if m < 1 << 14 and m * ty < 2 * _INVOCATIONS:
+        if m < 1 << 14 and m * ty < 4 * _INVOCATIONS:
             break
         ty //= 2
     tx = max(1, min((256 if limits.is_gpu else 64) // ty, most // ty, power_below(m)))
@@ -486,21 +488,70 @@ class ReductionWriter:
     def gather(self, accs: list[_Accumulator]) -> None:
         """Combine the accumulators of the invocations that share a point; all of them get the
         result."""
-        g = self.g
-        if g.ty == 1:
+        if self.g.ty == 1:
             return
-        add = self.body.append
+        width = self.subgroup(accs)
+        if not width:
+            self.gather_in_memory(accs)
+            return
+        self.exchange(accs, width)
+        apart = self.g.ty // width
+        if apart == 1:
+            return
+        # One word of each subgroup, which every subgroup of the point then reads.
         for acc in accs:
-            kind = "u32" if acc.kind == "bool" else acc.kind
-            self.shared[f"s{acc.stage}"] = (
-                f"var<workgroup> s{acc.stage}: array<{kind}, {self.size}>;"
-            )
-            add(f"s{acc.stage}[lid] = {_as_word(acc)};")
-            if acc.is_arg:
-                self.shared[f"p{acc.stage}"] = (
-                    f"var<workgroup> p{acc.stage}: array<i32, {self.size}>;"
-                )
-                add(f"p{acc.stage}[lid] = {acc.position};")
+            line = self.shared_word(acc, f"lid / {width}u", self.size // width)
+            self.body.append(f"if (lid % {width}u == 0u) {{ {line} }}")
+        self.body.append("workgroupBarrier();")
+        own = min(apart, width)
+        for acc in accs:
+            for more in range(0, apart, own):
+                place = self.w.bind(f"u32(tx) * {apart}u + lid % {own}u + {more}u", self.body)
+                theirs = _of_word(acc, f"s{acc.stage}[{place}]")
+                at = f"p{acc.stage}[{place}]" if acc.is_arg else ""
+                if more:
+                    self.merge(acc, theirs, at, self.body)
+                    continue
+                self.body.append(f"{acc.value} = {theirs};")
+                if at:
+                    self.body.append(f"{acc.position} = {at};")
+        self.exchange(accs, own)
+        # Nobody may overwrite the shared words before everybody has read them.
+        self.body.append("workgroupBarrier();")
+
+    def subgroup(self, accs: list[_Accumulator]) -> int:
+        """Return how many neighbouring invocations of a point read each other's registers; 0 where none do."""
+        width = min(self.g.ty, self.w.limits.subgroup)
+        two_words = any(acc.kind in TWO_WORDS.values() for acc in accs)
+        return 0 if self.g.columns or two_words else width
+
+    def exchange(self, accs: list[_Accumulator], count: int) -> None:
+        """Combine the accumulators of `count` neighbours in a subgroup; all of them get the result."""
+        half = count // 2
+        while half:
+            for acc in accs:
+                # Named first: all of a subgroup take part, whatever they have found.
+                words = [_as_word(acc), *([acc.position] if acc.is_arg else [])]
+                named = [self.w.bind(f"subgroupShuffleXor({x}, {half}u)", self.body) for x in words]
+                self.merge(acc, _of_word(acc, named[0]), named[-1], self.body)
+            half //= 2
+
+    def shared_word(self, acc: _Accumulator, place: str, words: int) -> str:
+        """Return what puts an accumulator into one of so many words of the workgroup's memory."""
+        kind = "u32" if acc.kind == "bool" else acc.kind
+        stage = acc.stage
+        self.shared[f"s{stage}"] = f"var<workgroup> s{stage}: array<{kind}, {words}>;"
+        line = f"s{stage}[{place}] = {_as_word(acc)};"
+        if acc.is_arg:
+            self.shared[f"p{stage}"] = f"var<workgroup> p{stage}: array<i32, {words}>;"
+            line += f" p{stage}[{place}] = {acc.position};"
+        return line
+
+    def gather_in_memory(self, accs: list[_Accumulator]) -> None:
+        """Combine the accumulators where invocations see each other's by the workgroup's memory only."""
+        g, add = self.g, self.body.append
+        for acc in accs:
+            add(self.shared_word(acc, "lid", self.size))
         add("workgroupBarrier();")
         half = g.ty // 2
         step = g.tx if g.columns else 1
@@ -518,9 +569,7 @@ class ReductionWriter:
                         f"s{acc.stage}[lid] = {theirs}; p{acc.stage}[lid] = {at}; }}"
                     )
                 else:
-                    theirs = f"s{acc.stage}[{other}]" + (" != 0u" if acc.kind == "bool" else "")
-                    if acc.kind == "bool":
-                        theirs = f"({theirs})"
+                    theirs = _of_word(acc, f"s{acc.stage}[{other}]")
                     add(f"  {acc.value} = {combine(acc.reduce.op, acc.kind, acc.value, theirs)};")
                     add(f"  s{acc.stage}[lid] = {_as_word(acc)};")
             add("}")
@@ -532,7 +581,7 @@ class ReductionWriter:
             text = f"s{acc.stage}[{first}]" if not acc.is_arg else f"p{acc.stage}[{first}]"
             add(f"let {name} = {text}{' != 0u' if acc.kind == 'bool' else ''};")
             if acc.is_arg:
-                acc.position = name
+                acc.position, acc.value = name, f"s{acc.stage}[{first}]"
             else:
                 acc.value = name
         # Nobody may overwrite the shared words before everybody has read them.
@@ -617,6 +666,10 @@ def _reads_any(stores: list[Store], checks: list[Check], buffers: set[int]) -> b
 
 def _as_word(acc: _Accumulator) -> str:
     return f"select(0u, 1u, {acc.value})" if acc.kind == "bool" else acc.value
+
+
+def _of_word(acc: _Accumulator, word: str) -> str:
+    return f"({word} != 0u)" if acc.kind == "bool" else word
 
 
 def _tree(op: str, kind: str, texts: list[str]) -> str:
@@ -733,11 +786,7 @@ def _split_reduction(
     for acc in accs:
         base, at = offsets[acc.stage]
         if acc.is_arg:
-            source = (
-                f"s{acc.stage}[{'u32(tx)' if geometry.columns else f'u32(tx) * {geometry.ty}u'}]"
-            )
-            value = source if geometry.ty > 1 else acc.value
-            name = writer.bind(value, r.body)
+            name = writer.bind(acc.value, r.body)
             lines.append(f"scratch0[{at} + o * {parts} + part] = bitcast<u32>({acc.position});")
         else:
             name = acc.value

@@ -64,6 +64,8 @@ class WgslPass:
     numbers: tuple[int, ...] = ()
 
 
+_SUBGROUPS = "enable subgroups;"
+
 # What an argument of a WGSL type is written as.
 _STORED: dict[str, DType] = {
     "f32": float32, "i32": int32, "u32": uint32, **{kind: d for d, kind in TWO_WORDS.items()}
@@ -194,6 +196,8 @@ def assemble(
         if f.expansion is not None
     }
     helpers = prelude.needed(["\n".join([*declared, *shared, *body])], functions)
+    if any("subgroupShuffle" in line for line in body) and _SUBGROUPS not in directives:
+        directives = (_SUBGROUPS, *directives)
     head = [*(["enable f16;"] if f16 else []), *directives]
     return "\n".join(
         [

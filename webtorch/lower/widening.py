@@ -626,6 +626,7 @@ def _wide_kernel(kernel: Kernel, wide: set[int]) -> Kernel:
         return None
 
     def made(x: Expr) -> Expr:
+        """Return the expression in two words."""
         return ex.rewrite(x, rule, memo)
 
     reduces = tuple(

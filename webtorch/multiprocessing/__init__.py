@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable
 from multiprocessing import *  # noqa: F403
-from typing import Any
+
+from webtorch.multiprocessing.spawn import ProcessContext as ProcessContext
+from webtorch.multiprocessing.spawn import ProcessException as ProcessException
+from webtorch.multiprocessing.spawn import ProcessExitedException as ProcessExitedException
+from webtorch.multiprocessing.spawn import ProcessRaisedException as ProcessRaisedException
+from webtorch.multiprocessing.spawn import spawn as spawn
+from webtorch.multiprocessing.spawn import start_processes as start_processes
 
 
 def get_all_sharing_strategies() -> set[str]:
@@ -21,29 +25,3 @@ def get_sharing_strategy() -> str:
 def set_sharing_strategy(new_strategy: str) -> None:
     """Do nothing: tensors are copied to other processes."""
     assert new_strategy in get_all_sharing_strategies(), new_strategy
-
-
-def spawn(
-    fn: Callable[..., object],
-    args: tuple[object, ...] = (),
-    nprocs: int = 1,
-    join: bool = True,
-    daemon: bool = False,
-    start_method: str = "spawn",
-) -> object:
-    """Run fn(i, *args) in `nprocs` processes; with `join`, wait for them.
-
-    Returns the processes, or None after `join`. Raises RuntimeError if one of them failed.
-    """
-    context: Any = multiprocessing.get_context(start_method)
-    processes = [context.Process(target=fn, args=(i, *args), daemon=daemon) for i in range(nprocs)]
-    for process in processes:
-        process.start()
-    if not join:
-        return processes
-    for process in processes:
-        process.join()
-    for i, process in enumerate(processes):
-        if process.exitcode:
-            raise RuntimeError(f"process {i} terminated with exit code {process.exitcode}")
-    return None

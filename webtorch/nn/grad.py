@@ -41,6 +41,7 @@ def _of_rank(rank: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         input_size: Sequence[int], weight: Tensor, grad_output: Tensor,
         stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1,
     ) -> Tensor:  # fmt: skip
+        """Return the input's gradient."""
         options = stride, padding, dilation, groups
         return _gradient(convolve, 0, [tuple(input_size), weight], grad_output, options)
 
@@ -48,6 +49,7 @@ def _of_rank(rank: int) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         input: Tensor, weight_size: Sequence[int], grad_output: Tensor,
         stride: Sizes = 1, padding: Sizes = 0, dilation: Sizes = 1, groups: int = 1,
     ) -> Tensor:  # fmt: skip
+        """Return the weight's gradient."""
         options = stride, padding, dilation, groups
         return _gradient(convolve, 1, [input, tuple(weight_size)], grad_output, options)
 

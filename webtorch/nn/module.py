@@ -19,9 +19,9 @@ from webtorch.functions.legacy import typename
 from webtorch.ir.dtype import of_python
 from webtorch.ir.lines import user_depth
 from webtorch.nn.gradients import clear_grads
-from webtorch.nn.hook import BackwardTap, Hook, RemovableHandle, tell_old_hooks
+from webtorch.nn.hook import BackwardTap, tell_old_hooks
 from webtorch.nn.member import public_names, register_buffer, remember
-from webtorch.nn.module_hooks import GLOBAL, add_hook, registered
+from webtorch.nn.module_hooks import GLOBAL, registered
 from webtorch.nn.parameter import Buffer, Parameter
 from webtorch.nn.state_dict import (
     _EXTRA_STATE_KEY_SUFFIX,
@@ -36,6 +36,7 @@ from webtorch.nn.swapping import swap_tensors
 from webtorch.nn.switches import get_swap_module_params_on_conversion, overwrites
 from webtorch.tensors.above import ask
 from webtorch.tensors.device import DeviceLike
+from webtorch.tensors.handle import Hook, RemovableHandle, add_hook
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.tensor import Tensor
 
@@ -497,15 +498,8 @@ class Module:
         self, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False
     ) -> RemovableHandle:
         """Call `hook(module, args[, kwargs])` before forward; it may return new arguments."""
-        handle = RemovableHandle(
-            self._forward_pre_hooks, extra=[self._forward_pre_hooks_with_kwargs]
-        )
-        self._forward_pre_hooks[handle.id] = hook
-        if with_kwargs:
-            self._forward_pre_hooks_with_kwargs[handle.id] = True
-        if prepend:
-            self._forward_pre_hooks.move_to_end(handle.id, last=False)
-        return handle
+        flags = ((self._forward_pre_hooks_with_kwargs, with_kwargs),)
+        return add_hook(self._forward_pre_hooks, hook, prepend=prepend, flags=flags)
 
     def register_forward_hook(
         self,
@@ -519,18 +513,11 @@ class Module:
 
         `always_call` also calls it when forward raised.
         """
-        handle = RemovableHandle(
-            self._forward_hooks,
-            extra=[self._forward_hooks_with_kwargs, self._forward_hooks_always_called],
+        flags = (
+            (self._forward_hooks_with_kwargs, with_kwargs),
+            (self._forward_hooks_always_called, always_call),
         )
-        self._forward_hooks[handle.id] = hook
-        if with_kwargs:
-            self._forward_hooks_with_kwargs[handle.id] = True
-        if always_call:
-            self._forward_hooks_always_called[handle.id] = True
-        if prepend:
-            self._forward_hooks.move_to_end(handle.id, last=False)
-        return handle
+        return add_hook(self._forward_hooks, hook, prepend=prepend, flags=flags)
 
     def register_full_backward_pre_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
         """Call `hook(module, grad_output)` when gradients reach the outputs; it may replace them."""

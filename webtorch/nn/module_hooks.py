@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from webtorch.nn.hook import Hook, RemovableHandle
+from webtorch.tensors.handle import Hook, RemovableHandle, add_hook
 
 if TYPE_CHECKING:
     from webtorch.nn.module import Module
@@ -58,17 +58,6 @@ _global_buffer_registration_hooks = GLOBAL.register_buffer
 _global_module_registration_hooks = GLOBAL.register_module
 
 
-def add_hook(
-    hooks: OrderedDict[int, Hook], hook: Hook, *, prepend: bool = False
-) -> RemovableHandle:
-    """Put `hook` into `hooks`, last or first, and return its handle."""
-    handle = RemovableHandle(hooks)
-    hooks[handle.id] = hook
-    if prepend:
-        hooks.move_to_end(handle.id, last=False)
-    return handle
-
-
 def register_module_forward_pre_hook(hook: Hook) -> RemovableHandle:
     """Call `hook(module, args)` before every module's forward."""
     return add_hook(GLOBAL.forward_pre, hook)
@@ -78,15 +67,8 @@ def register_module_forward_hook(
     hook: Hook, *, with_kwargs: bool = False, always_call: bool = False
 ) -> RemovableHandle:
     """Call `hook(module, args[, kwargs], output)` after every module's forward."""
-    handle = RemovableHandle(
-        GLOBAL.forward, extra=[GLOBAL.forward_with_kwargs, GLOBAL.forward_always]
-    )
-    GLOBAL.forward[handle.id] = hook
-    if with_kwargs:
-        GLOBAL.forward_with_kwargs[handle.id] = True
-    if always_call:
-        GLOBAL.forward_always[handle.id] = True
-    return handle
+    flags = (GLOBAL.forward_with_kwargs, with_kwargs), (GLOBAL.forward_always, always_call)
+    return add_hook(GLOBAL.forward, hook, flags=flags)
 
 
 def register_module_full_backward_pre_hook(hook: Hook) -> RemovableHandle:

@@ -17,7 +17,7 @@ from webtorch.tensors.tensor import Tensor
 __all__ = ["Buffer", "Parameter", "UninitializedBuffer", "UninitializedParameter", "is_lazy"]
 
 
-class _Marked(type):
+class _ParameterMeta(type):
     """A tensor that has the mark of a class counts as one of it, whatever subclass it is of, as in PyTorch."""
 
     def __instancecheck__(cls, instance: object) -> bool:
@@ -31,7 +31,7 @@ class _Marked(type):
         )
 
 
-class Parameter(Tensor, metaclass=_Marked):
+class Parameter(Tensor, metaclass=_ParameterMeta):
     """A tensor that is a module's parameter: assigned to a Module, it appears in `parameters()`.
 
     `data` is a tensor (an empty one by default) whose storage the parameter shares.
@@ -84,7 +84,7 @@ class Parameter(Tensor, metaclass=_Marked):
         return "Parameter containing:\n" + super().__repr__()
 
 
-class Buffer(Tensor, metaclass=_Marked):
+class Buffer(Tensor, metaclass=_ParameterMeta):
     """A tensor that a Module registers as a buffer when it is assigned to an attribute.
 
     A buffer is state that no gradient changes; `persistent=False` leaves it out of `state_dict()`. It is a plain

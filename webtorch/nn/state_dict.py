@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
-from webtorch.nn.hook import Hook
 from webtorch.nn.parameter import Parameter
+from webtorch.tensors.handle import Hook
 from webtorch.tensors.tensor import Tensor
 
 if TYPE_CHECKING:

@@ -25,6 +25,8 @@ from webtorch.ops.record import Elementwise
 
 WORD = 4
 _EACH_BYTE = 0x01010101
+# Places of bits in a byte.
+_FIRST, _SEVENTH = ex.const(0, int32), ex.const(6, int32)
 _WORD_BITS = (1 << 32) - 1
 # The bits of a float32's fraction, and those of 2 ** 23, whose fraction counts by ones.
 _FRACTION, _OF_WHOLE = 23, 0x4B000000
@@ -241,8 +243,11 @@ def _number(x: Expr) -> Expr:
 
 
 def _first(axis: Expr, a: Expr, b: Expr) -> Expr:
-    """Return `a` in the first place of an axis of two, else `b`."""
-    return ex.where(ex.eq(axis, 0), a, b)
+    """Return `a` in the first place of an axis of two, else `b`. All bytes of a word are chosen at once."""
+    one, two = _byte_of(a, known=False), _byte_of(b, known=False)
+    if one is None or two is None or one[1] is not two[1]:
+        return ex.where(ex.eq(axis, 0), a, b)
+    return ex.shr(ex.where(ex.eq(axis, 0), one[0], two[0]), one[1]) & 255
 
 
 def _looked_up(values: Sequence[int], index: Expr) -> Expr:
@@ -276,11 +281,35 @@ def _q4_1(b: Block, h: Expr, _c: Expr) -> Expr:
     return b.above(b.half(0), _cut(b.byte(4, 0, 1), h * 4, 4), b.half(2))
 
 
+# Four neighbouring bits times this have them in four bytes.
+_BITS_APART = 1 | 1 << 7 | 1 << 14 | 1 << 21
+
+
+def _bits_in_bytes(bits: Expr, c: Expr, place: Expr) -> Expr:
+    """Return those of the bits from the first of four elements on that belong to the bytes of a word, in which element
+    `c` is at a place, each the lowest of its byte.
+    """
+    if place.op != "const":
+        return (ex.shr(bits, c - ex.shr(place, 3)) & 15) * _BITS_APART & _EACH_BYTE
+    base, own = (c.args[0], c.args[1]) if c.op == "add" else (ex.const(0, int32), c)
+    if own.op != "const":
+        base, own = c, ex.const(0, int32)
+    four = (ex.shr(bits, base + (own.value & -WORD)) & 15) * _BITS_APART & _EACH_BYTE
+    # Blocks that begin within words.
+    late = place.value - own.value % WORD * 8
+    return ex.shl(four, late) if late >= 0 else ex.shr(four, -late)
+
+
 def _with_fifth(b: Block, at: int, h: Expr, c: Expr, clear: int) -> Expr:
-    """Return a number of five bits, whose fifth ones are a word before the others, less `clear`: tests of bits are
-    masks of vectors.
+    """Return a number of five bits, whose fifth ones are a word before the others, less `clear`: those of a word at
+    once, or tests of bits, which are masks of vectors.
     """
     q = _cut(b.byte(at + 4, 0, 1), h * 4, 4)
+    found = _byte_of(q, known=False)
+    if found is not None:
+        word, place = found
+        fifth = ex.shl(_bits_in_bytes(ex.shr(b.word(at), h * 16), c, place), 4)
+        return (ex.shr(word | fifth, place) & 255) - clear
     bit = ex.shl(ex.const(1, int32), h * 16 + c)
     return ex.where(ex.eq(b.word(at) & bit, 0), q - clear, q + (16 - clear))
 
@@ -339,8 +368,10 @@ def _q3_k(b: Block, n: Expr, p: Expr, o: Expr, _t: Expr, _c: Expr) -> Expr:
 def _six_bits(b: Block, k: Expr) -> tuple[Expr, Expr]:
     """Return a scale and a minimum of 6 bits, of which 8 each lie in the 12 bytes from the fourth on."""
     first, second, rest = (b.byte(at, 0, 2, 1, 0) for at in (4, 8, 12))
-    scale = _first(k, first & 63, (rest & 15) | ex.shl(ex.shr(first, 6), 4))
-    low = _first(k, second & 63, ex.shr(rest, 4) | ex.shl(ex.shr(second, 6), 4))
+    scale, low = (
+        _first(k, _cut(own, _FIRST, 6), _joined(_cut(rest, ex.const(at, int32), 4), _cut(own, _SEVENTH, 2), 4))
+        for own, at in ((first, 0), (second, 4))
+    )  # fmt: skip
     return b.half(0) * _number(scale), b.half(2) * _number(low)
 
 
@@ -609,6 +640,7 @@ class _Linear:
         """Return the terms of scale * x."""
 
         def by(shared: Expr) -> Expr:
+            """Return the scale times a factor that is shared."""
             return shared if scale is None else scale * shared
 
         if self.is_shared(x):

@@ -508,7 +508,7 @@ RETURN_TYPES: dict[str, type] = {}
 
 
 def return_type(name: str) -> Callable[[type[R]], type[R]]:
-    """Let a named tuple of an op's results print as PyTorch's `torch.return_types.<name>`."""
+    """Let a named tuple of an op's results print, and be made of one sequence, as `torch.return_types.<name>`."""
 
     def show(self: Any) -> str:
         """Return the fields as PyTorch prints them."""

@@ -26,11 +26,10 @@ from webtorch.functions.legacy import typename
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.gradients import clear_grads
-from webtorch.nn.hook import Hook, RemovableHandle
 from webtorch.optim.states import StateDict, States, plain_of, values_of
 from webtorch.runtime.interrupt import whole
-from webtorch.tensors.autocast import forget_written
 from webtorch.tensors.formats import strided
+from webtorch.tensors.handle import Hook, RemovableHandle, add_hook
 from webtorch.tensors.host import Watched, bindings, host_scalar, make_before, options_in, tracing
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -65,23 +64,14 @@ _global_pre_hooks: OrderedDict[int, Hook] = OrderedDict()
 _global_post_hooks: OrderedDict[int, Hook] = OrderedDict()
 
 
-def _add(hooks: OrderedDict[int, Hook], hook: Hook, *, prepend: bool = False) -> RemovableHandle:
-    """Put `hook` into `hooks`, last or first, and return its handle."""
-    handle = RemovableHandle(hooks)
-    hooks[handle.id] = hook
-    if prepend:
-        hooks.move_to_end(handle.id, last=False)
-    return handle
-
-
 def register_optimizer_step_pre_hook(hook: Hook) -> RemovableHandle:
     """Call `hook(optimizer, args, kwargs)` before every optimizer's step."""
-    return _add(_global_pre_hooks, hook)
+    return add_hook(_global_pre_hooks, hook)
 
 
 def register_optimizer_step_post_hook(hook: Hook) -> RemovableHandle:
     """Call `hook(optimizer, args, kwargs)` after every optimizer's step."""
-    return _add(_global_post_hooks, hook)
+    return add_hook(_global_post_hooks, hook)
 
 
 class _Begun(StateDict):
@@ -227,8 +217,6 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
             self._take_back(before, found_inf)
         for hook in chain(self._optimizer_step_post_hooks.values(), _global_post_hooks.values()):
             hook(self, args, kwargs)
-        # Nor does a context that is still open keep what it cast of the parameters before.
-        forget_written()
         # One step is one program: recorded work does not pile up, and the cache sees it whole.
         params = [param for group in self.param_groups for param in group["params"]]
         try:
@@ -750,31 +738,31 @@ class Optimizer:
 
     def register_step_pre_hook(self, hook: Hook) -> RemovableHandle:
         """Call `hook(optimizer, args, kwargs)` before step; it may return new arguments."""
-        return _add(self._optimizer_step_pre_hooks, hook)
+        return add_hook(self._optimizer_step_pre_hooks, hook)
 
     def register_step_post_hook(self, hook: Hook) -> RemovableHandle:
         """Call `hook(optimizer, args, kwargs)` after step."""
-        return _add(self._optimizer_step_post_hooks, hook)
+        return add_hook(self._optimizer_step_post_hooks, hook)
 
     def register_state_dict_pre_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
         """Call `hook(optimizer)` before `state_dict()` collects."""
-        return _add(self._optimizer_state_dict_pre_hooks, hook, prepend=prepend)
+        return add_hook(self._optimizer_state_dict_pre_hooks, hook, prepend=prepend)
 
     def register_state_dict_post_hook(self, hook: Hook, prepend: bool = False) -> RemovableHandle:
         """Call `hook(optimizer, state_dict)` after `state_dict()`; it may return another one."""
-        return _add(self._optimizer_state_dict_post_hooks, hook, prepend=prepend)
+        return add_hook(self._optimizer_state_dict_post_hooks, hook, prepend=prepend)
 
     def register_load_state_dict_pre_hook(
         self, hook: Hook, prepend: bool = False
     ) -> RemovableHandle:
         """Call `hook(optimizer, state_dict)` before loading; it may return another one."""
-        return _add(self._optimizer_load_state_dict_pre_hooks, hook, prepend=prepend)
+        return add_hook(self._optimizer_load_state_dict_pre_hooks, hook, prepend=prepend)
 
     def register_load_state_dict_post_hook(
         self, hook: Hook, prepend: bool = False
     ) -> RemovableHandle:
         """Call `hook(optimizer)` after loading."""
-        return _add(self._optimizer_load_state_dict_post_hooks, hook, prepend=prepend)
+        return add_hook(self._optimizer_load_state_dict_post_hooks, hook, prepend=prepend)
 
     # -- checkpoints ----------------------------------------------------------------------------
 

@@ -104,8 +104,10 @@ class Bucket(Memory):
         else:
             storage.replace(node)
 
-    def take(self, start: int, shape: Shape) -> Node | None:
-        """Return a part, where the memory has such parts, unless it has been taken and nobody holds it any more."""
+    def take(self, start: int, shape: Shape, again: bool = False) -> Node | None:
+        """Return a part, where the memory has such parts, unless it has been taken and nobody holds it any more;
+        `again`: then, too.
+        """
         storage = self.storage
         if storage is None or self.shapes.get(start) != shape or not is_calm(runtime()):
             return None
@@ -113,7 +115,11 @@ class Bucket(Memory):
         if self.whole is not whole:
             self.whole, self.parts, self.taken = whole, {}, {}
             self.left = set(self.shapes)
-        if start in self.left:
+        taken = self.taken.get(start)
+        part = None if taken is None else taken()
+        if part is not None:
+            return part
+        if start in self.left or (again and start not in self.parts):
             starts = list(self.shapes)
             first = starts.index(start) // _GROUP * _GROUP
             some = starts[first : first + _GROUP]
@@ -123,9 +129,7 @@ class Bucket(Memory):
         part = self.parts.pop(start, None)
         if part is not None:
             self.taken[start] = weakref.ref(part)
-            return part
-        taken = self.taken.get(start)
-        return None if taken is None else taken()
+        return part
 
 
 def _found(kinds: Kinds, key: Key, nodes: Sequence[Node]) -> Plan | Key | None:
@@ -247,6 +251,14 @@ def gather(x: torch.Tensor, factor: float, out: torch.Tensor) -> bool:
     return True
 
 
+def takes(src: torch.Tensor, dst: torch.Tensor) -> bool:
+    """Keep a copy to a part of a bucket, as a reducer with a hook makes in its backward pass; False where it is to be
+    copied as others are.
+    """
+    known = type(_find(dst)._webgpu) is Bucket or torch._C._current_graph_task_id() >= 0
+    return known and gather(src, 1.0, dst)
+
+
 def _held(x: torch.Tensor) -> Storage | None:
     """Return the storage that a tensor is all of, row-major."""
     found = _find(x)._webgpu
@@ -260,10 +272,21 @@ def _held(x: torch.Tensor) -> Storage | None:
 
 
 def apart(tensors: Any) -> Any:
-    """Return a list's parts of buckets as tensors with memory of their own, to be read; all others as they are."""
+    """Return a list's parts of buckets as tensors with memory of their own; all others as they are. Who writes into
+    these then calls `put`.
+    """
     if not tensors or type(tensors[0]) is not torch.Tensor or _part(tensors[0]) is None:
         return tensors
     return [x if (found := _part(x)) is None else found for x in tensors]
+
+
+def put(written: Sequence[torch.Tensor | None], parts: Sequence[torch.Tensor | None]) -> None:
+    """Overwrite parts of buckets with what was written into those that `apart` gave for them."""
+    for x, part in zip(written, parts, strict=True) if written is not parts else ():
+        if x is part or x is None or part is None:
+            continue
+        if not gather(x, 1.0, part):
+            part.copy_(x)
 
 
 def _part(x: torch.Tensor) -> torch.Tensor | None:
@@ -272,7 +295,7 @@ def _part(x: torch.Tensor) -> torch.Tensor | None:
     if type(bucket) is not Bucket or not x.is_contiguous():
         return None
     shape = tuple(x.shape)
-    part = bucket.take(offset_of(x), shape)
+    part = bucket.take(offset_of(x), shape, again=True)
     if part is None:
         return None
     inner = Storage.waiting(part, runtime(), numel(shape))

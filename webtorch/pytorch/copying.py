@@ -19,7 +19,7 @@ from webtorch.ir.lines import user_line
 from webtorch.ops import primitive
 from webtorch.ops.layout import of_first
 from webtorch.pytorch import interrupt
-from webtorch.pytorch.buckets import give
+from webtorch.pytorch.buckets import give, takes
 from webtorch.pytorch.device import (
     TO_TORCH,
     TO_WEBTORCH,
@@ -154,7 +154,7 @@ def copy_from(
     if not isinstance(src, torch.Tensor):
         return dst.fill_(src)
     if src.device.type == dst.device.type and not (src.is_neg() or dst.is_neg()):
-        if give(src, dst):
+        if give(src, dst) or takes(src, dst):
             return dst
         nodes: list[Node] = []
         if is_whole(dst):

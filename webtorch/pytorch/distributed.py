@@ -541,6 +541,7 @@ def _kernel(operator: _Operator) -> Callable[..., object]:
     """Return the kernel of a collective for tensors on the device."""
 
     def kernel(*args: object, **options: object) -> object:
+        """Start the collective, and return its tensors and work."""
         interrupt.check()
         sharding.teach()
         given = operator.bind(args, options)

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 from webtorch.aten.table import FUNCTIONS, Function
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
-from webtorch.pytorch.buckets import apart
+from webtorch.pytorch.buckets import apart, put
 from webtorch.pytorch.device import Lain, is_whole, lie, made_of, on_device, store, wrap
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.kernels import dispatched, is_free, overloads
@@ -111,7 +111,7 @@ def _kernel(
         factors: Any = columns.pop() if factored and len(columns) == 3 else None
         line = user_line()
         results = []
-        heads = first if inplace else apart(first)
+        heads = apart(first)
         for number, row in enumerate(zip(heads, *columns, strict=False)):
             options = kwargs
             if factors is not None:
@@ -133,9 +133,11 @@ def _kernel(
             ):
                 results.append(learn(plan, row, options, nodes, numbers))
             else:
-                alone = [[x[number]] if isinstance(x, _LISTS) else x for x in (first, *rest)]
+                alone = [[x[number]] if isinstance(x, _LISTS) else x for x in (heads, *rest)]
                 found = usual(*alone, **kwargs)
                 results += found or ()
+        if inplace:
+            put(heads, first)
         return None if inplace else results
 
     return kernel

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from webtorch.aten.elementwise import filled
-from webtorch.aten.table import FUNCTIONS, Dims, Function, Sizes, op
+from webtorch.aten.table import FUNCTIONS, Function, Sizes, op
 from webtorch.aten.table import meaning as declared_meaning
 from webtorch.ir.dtype import DType, Number
 from webtorch.ir.view import numel
@@ -44,19 +44,9 @@ def _view(x: Tensor, shape: Sequence[int]) -> Tensor:
     return op.reshape(x, tuple(shape))
 
 
-@graph("permute")
-def _permute(x: Tensor, dims: Sequence[int]) -> Tensor:
-    return op.permute(x, tuple(dims))
-
-
 @graph("expand")
 def _expand(x: Tensor, shape: Sequence[int], *, implicit: bool = False) -> Tensor:
     return op.expand(x, tuple(shape))
-
-
-@graph("squeeze")
-def _squeeze(x: Tensor, dim: Dims = None) -> Tensor:
-    return op.squeeze(x, tuple(dim) if isinstance(dim, list) else dim)
 
 
 @graph("alias", "detach", "lift", "lift_fresh")
@@ -67,23 +57,6 @@ def _alias(x: Tensor) -> Tensor:
 @graph("clone", "contiguous", "lift_fresh_copy")
 def _clone(x: Tensor, **options: object) -> Tensor:
     return copy(x)
-
-
-@graph("as_strided")
-def _as_strided(
-    x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None
-) -> Tensor:
-    return op.as_strided(x, tuple(size), tuple(stride), offset)
-
-
-@graph("split")
-def _split(x: Tensor, size: int, dim: int = 0) -> Tensor:
-    return op.split(x, size, dim)
-
-
-@graph("repeat")
-def _repeat(x: Tensor, repeats: Sequence[int]) -> Tensor:
-    return op.repeat(x, tuple(repeats))
 
 
 @graph("sort")
@@ -135,28 +108,42 @@ def _dtype(dtype: DType | None) -> DType:
     return webtorch_dtype(torch.get_default_dtype(), compiled=True) if dtype is None else dtype
 
 
-@graph("full")
+def _kind(like: object, dtype: DType | None) -> DType:
+    """Return the type of a new tensor, which may be like another one."""
+    return dtype or (like.dtype if isinstance(like, Tensor) else _dtype(None))
+
+
+@graph("full", "full_like")
 def _full(
-    size: Sequence[int], value: Number, *, dtype: DType | None = None, **options: object
+    like: Tensor | Sequence[int], value: Number, *, dtype: DType | None = None, **options: object
 ) -> Tensor:
-    if dtype is None:
-        default = torch.get_default_dtype()
-        dtype = webtorch_dtype(
-            torch.bool
-            if isinstance(value, bool)
-            else torch.int64
-            if isinstance(value, int)
-            else default
-        )
-    return filled(size, value, dtype, here())
+    if isinstance(like, Tensor):
+        return filled(like._shape, value, dtype or like.dtype, here())
+    if dtype is None and isinstance(value, int):
+        dtype = webtorch_dtype(torch.bool if isinstance(value, bool) else torch.int64)
+    elif dtype is None:
+        dtype = webtorch_dtype(torch.get_default_dtype())
+    return filled(like, value, dtype, here())
 
 
-@graph("zeros", "empty", "new_zeros", "new_empty")
-def _zeros(*args: Any, dtype: DType | None = None, **options: object) -> Tensor:
-    like, size = (
-        (args[0], args[1]) if len(args) > 1 and isinstance(args[0], Tensor) else (None, args[0])
-    )
-    return filled(size, 0, dtype or (like.dtype if like is not None else _dtype(None)), here())
+def _all(value: Number) -> Function:
+    def make(
+        like: Tensor | Sequence[int],
+        size: Sequence[int] | None = None,
+        *,
+        dtype: DType | None = None,
+        **options: object,
+    ) -> Tensor:
+        """Return a tensor of one number, of a size or of that of another one."""
+        if size is None:
+            size = like._shape if isinstance(like, Tensor) else like
+        return filled(size, value, _kind(like, dtype), here())
+
+    return make
+
+
+graph("zeros", "empty", "new_zeros", "new_empty", "zeros_like", "empty_like")(_all(0))
+graph("ones", "new_ones", "ones_like")(_all(1))
 
 
 @graph("empty_strided", "empty_permuted")
@@ -166,34 +153,11 @@ def _empty_strided(
     return empty(tuple(size), _dtype(dtype), here())
 
 
-@graph("ones", "new_ones")
-def _ones(*args: Any, dtype: DType | None = None, **options: object) -> Tensor:
-    like, size = (args[0], args[1]) if len(args) > 1 else (None, args[0])
-    return filled(size, 1, dtype or (like.dtype if like is not None else _dtype(None)), here())
-
-
 @graph("new_full")
 def _new_full(
     x: Tensor, size: Sequence[int], value: Number, *, dtype: DType | None = None, **options: object
 ) -> Tensor:
     return filled(size, value, dtype or x.dtype, here())
-
-
-@graph("full_like")
-def _full_like(
-    x: Tensor, value: Number, *, dtype: DType | None = None, **options: object
-) -> Tensor:
-    return filled(x._shape, value, dtype or x.dtype, here())
-
-
-@graph("zeros_like", "empty_like")
-def _zeros_like(x: Tensor, *, dtype: DType | None = None, **options: object) -> Tensor:
-    return filled(x._shape, 0, dtype or x.dtype, here())
-
-
-@graph("ones_like")
-def _ones_like(x: Tensor, *, dtype: DType | None = None, **options: object) -> Tensor:
-    return filled(x._shape, 1, dtype or x.dtype, here())
 
 
 @graph("scalar_tensor")
@@ -257,24 +221,19 @@ def _eye(n: int, m: int | None = None, *, dtype: DType | None = None, **options:
     return op.eye(n, n if m is None else m, dtype=_dtype(dtype), device=here())
 
 
-@graph("rand")
-def _rand(size: Sequence[int], *, dtype: DType | None = None, **options: object) -> Tensor:
-    return op.rand(tuple(size), dtype=_dtype(dtype), device=here())
+def _drawn(name: str) -> Function:
+    def draw(
+        like: Tensor | Sequence[int], *, dtype: DType | None = None, **options: object
+    ) -> Tensor:
+        """Return random numbers, of a size or of that of another tensor."""
+        size = like._shape if isinstance(like, Tensor) else tuple(like)
+        return getattr(op, name)(size, dtype=_kind(like, dtype), device=here())
+
+    return draw
 
 
-@graph("randn")
-def _randn(size: Sequence[int], *, dtype: DType | None = None, **options: object) -> Tensor:
-    return op.randn(tuple(size), dtype=_dtype(dtype), device=here())
-
-
-@graph("rand_like")
-def _rand_like(x: Tensor, *, dtype: DType | None = None, **options: object) -> Tensor:
-    return op.rand(x._shape, dtype=dtype or x.dtype, device=here())
-
-
-@graph("randn_like")
-def _randn_like(x: Tensor, *, dtype: DType | None = None, **options: object) -> Tensor:
-    return op.randn(x._shape, dtype=dtype or x.dtype, device=here())
+for _name in ("rand", "randn"):
+    graph(_name, f"{_name}_like")(_drawn(_name))
 
 
 @graph("normal.float_float")

@@ -207,6 +207,7 @@ class Plan:
         scope: dict[str, Any] = {"Node": Node}
 
         def named(value: object) -> str:
+            """Return the name of a value in the text."""
             name = f"v{len(scope)}"
             scope[name] = value
             return name

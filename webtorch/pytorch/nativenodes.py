@@ -1,8 +1,8 @@
 """The nodes of a known call, made in machine code. Floor 6; imports PyTorch and the CPU's engine.
 
-What the functions of `native`, `nativelook`, `nativewrite` and `nativekernel` have in common: what they know, the text,
-in LLVM's own language, that makes the nodes of a call, the words that say what a plan knows of them, and how all texts,
-as one, become functions of Python's own kind.
+What the functions of `native`, `nativelook`, `nativewrite` and `nativekernel` have in common: what they know, the text
+that makes the nodes of a call (see `slotcode` for the language), the words that say what a plan knows of them, and how
+all texts, as one, become functions of Python's own kind.
 """
 
 from __future__ import annotations
@@ -58,427 +58,163 @@ _STEP = ("kind", "attrs", "shape", "dtype", "form", "lined", "sources", "scalars
 _PLACE = (
     "dtype", "elements", "size", "type", "strides", "offset", "strided", "own", "address", "length", "nbytes",
 )  # fmt: skip
+# What a kernel knows: the kinds of an operator's calls, the kernel in Python, what all functions know, and whether the
+# first argument is overwritten, and returned.
+_KERNEL = ("kinds", "usual", "words", "writes")
 
 _TEXT = """
-declare ptr @PyLong_AsVoidPtr(ptr)
-declare i64 @PyLong_AsSsize_t(ptr)
-declare ptr @PyLong_FromSsize_t(i64)
-declare ptr @PyLong_FromVoidPtr(ptr)
-declare double @PyFloat_AsDouble(ptr)
-declare ptr @PyErr_Occurred()
-declare void @PyErr_Clear()
-declare i32 @PyErr_ExceptionMatches(ptr)
-declare void @PyErr_BadArgument()
-declare void @Py_IncRef(ptr)
-declare void @Py_DecRef(ptr)
-declare i64 @PyList_Size(ptr)
-declare ptr @PyList_GetItem(ptr, i64)
-declare i32 @PyList_Append(ptr, ptr)
-declare ptr @PyList_New(i64)
-declare ptr @PyTuple_New(i64)
-declare ptr @PyTuple_GetItem(ptr, i64)
-declare i64 @PyTuple_Size(ptr)
-declare i32 @PyTuple_SetItem(ptr, i64, ptr)
-declare ptr @PyDict_GetItemWithError(ptr, ptr)
-declare i64 @PyObject_Size(ptr)
-declare ptr @PyObject_Str(ptr)
-declare ptr @PyObject_GetAttr(ptr, ptr)
-declare i32 @PyObject_SetAttr(ptr, ptr, ptr)
-declare ptr @PyObject_Call(ptr, ptr, ptr)
-declare ptr @PyObject_CallOneArg(ptr, ptr)
-declare ptr @PyObject_Vectorcall(ptr, ptr, i64, ptr)
-declare ptr @PyObject_VectorcallMethod(ptr, ptr, i64, ptr)
-declare ptr @PyObject_CallNoArgs(ptr)
-declare i32 @PyObject_RichCompareBool(ptr, ptr, i32)
-declare ptr @PyNumber_Add(ptr, ptr)
-declare ptr @PyIter_Next(ptr)
-declare ptr @PyType_GenericAlloc(ptr, i64)
-declare ptr @PyWeakref_NewRef(ptr, ptr)
-declare ptr @PyCFunction_GetSelf(ptr)
-declare ptr @PyEval_GetFrame()
-declare ptr @PyFrame_GetCode(ptr)
-declare ptr @PyFrame_GetBack(ptr)
-declare i32 @PyFrame_GetLasti(ptr)
+def storage_of(words: Words, x, bytes) -> object:
+    # The storage behind a tensor, where it has its values row-major: null where Python is to look. How long the memory
+    # is that says so is put at `bytes`.
+    theirs = PyObject_CallOneArg(words.memory_of, x)
+    if theirs == null:
+        return null
+    ours: Memory = PyObject_GetAttr(theirs, words.webgpu)
+    # The storage of PyTorch's holds it.
+    Py_DecRef(theirs)
+    Py_DecRef(ours)
+    if ours == null or type_of(ours) == words.storage:
+        return ours
+    if type_of(ours) != words.memory or ours.is_cut != words.false or ours.laid != words.none:
+        return null
+    bytes[0] = ours.nbytes
+    return ours.storage if type_of(ours.storage) == words.storage else null
 
-; The storage behind a tensor, where it has its values row-major: null where Python is to look. How long the memory is
-; that says so is put at `bytes`.
-define internal ptr @home(ptr %words, ptr %x, ptr %bytes) {
-entry:
-  %given = alloca ptr, align 8
-  store ptr %x, ptr %given
-  %none = call ptr @at(ptr %words, i64 WORD_none)
-  %memory_of = call ptr @at(ptr %words, i64 WORD_memory_of)
-  %theirs = call ptr @PyObject_Vectorcall(ptr %memory_of, ptr %given, i64 1, ptr null)
-  %there = icmp ne ptr %theirs, null
-  br i1 %there, label %carried, label %no
-carried:
-  %name = call ptr @at(ptr %words, i64 WORD_webgpu)
-  %ours = call ptr @PyObject_GetAttr(ptr %theirs, ptr %name)
-  call void @Py_DecRef(ptr %theirs)
-  %has = icmp ne ptr %ours, null
-  br i1 %has, label %kind, label %no
-kind:
-  ; The storage of PyTorch's holds it.
-  call void @Py_DecRef(ptr %ours)
-  %class = call ptr @at(ptr %ours, i64 TYPE)
-  %storage = call ptr @at(ptr %words, i64 WORD_storage)
-  %is_storage = icmp eq ptr %class, %storage
-  br i1 %is_storage, label %yes, label %other
-other:
-  %memory = call ptr @at(ptr %words, i64 WORD_memory)
-  %is_memory = icmp eq ptr %class, %memory
-  br i1 %is_memory, label %whole, label %no
-whole:
-  %cut = call ptr @at(ptr %ours, i64 MEMORY_is_cut)
-  %false = call ptr @at(ptr %words, i64 WORD_false)
-  %laid = call ptr @at(ptr %ours, i64 MEMORY_laid)
-  %uncut = icmp eq ptr %cut, %false
-  %rows = icmp eq ptr %laid, %none
-  %plain = and i1 %uncut, %rows
-  br i1 %plain, label %inner, label %no
-inner:
-  %nbytes = call ptr @at(ptr %ours, i64 MEMORY_nbytes)
-  store ptr %nbytes, ptr %bytes
-  %held = call ptr @at(ptr %ours, i64 MEMORY_storage)
-  %held_class = call ptr @at(ptr %held, i64 TYPE)
-  %is_held = icmp eq ptr %held_class, %storage
-  br i1 %is_held, label %yes, label %no
-yes:
-  %found = phi ptr [ %ours, %kind ], [ %held, %inner ]
-  ret ptr %found
-no:
-  ret ptr null
-}
+def items(words: Words, row) -> object:
+    # The objects of a list or a tuple, which holds them; null for something else. Of an empty list nothing is read.
+    if type_of(row) == words.list:
+        return row[ITEMS] if row[ITEMS] != null else row
+    return row + TUPLE_ITEMS if type_of(row) == words.tuple else null
 
-; The objects of a list or a tuple, which holds them; null for something else.
-define internal ptr @items(ptr %words, ptr %row) {
-entry:
-  %class = call ptr @at(ptr %row, i64 TYPE)
-  %lists = call ptr @at(ptr %words, i64 WORD_list)
-  %is_list = icmp eq ptr %class, %lists
-  br i1 %is_list, label %list, label %other
-list:
-  %there = call ptr @at(ptr %row, i64 ITEMS)
-  %is_empty = icmp eq ptr %there, null
-  %some = select i1 %is_empty, ptr %row, ptr %there
-  ret ptr %some
-other:
-  %tuples = call ptr @at(ptr %words, i64 WORD_tuple)
-  %is_tuple = icmp eq ptr %class, %tuples
-  %behind = getelementptr i8, ptr %row, i64 TUPLE_ITEMS
-  %items = select i1 %is_tuple, ptr %behind, ptr null
-  ret ptr %items
-}
+def given(pair, listed, made) -> object:
+    # One of what a node is made of: one that is listed, a node made before, or its own.
+    number = int(pair[1])
+    if number == -1:
+        return pair[0]
+    return listed[number] if number >= 0 else made[-2 - number]
 
-; Fill a slot of a new object; the value stays the caller's as well.
-define internal void @set(ptr %object, i64 %offset, ptr %value) alwaysinline {
-  %place = getelementptr i8, ptr %object, i64 %offset
-  store ptr %value, ptr %place
-  call void @Py_IncRef(ptr %value)
-  ret void
-}
+def all_given(pairs, count: int, listed, made) -> object:
+    # A new tuple of them, or null with an error.
+    all = PyTuple_New(count)
+    if all != null:
+        for i in range(count):
+            PyTuple_SetItem(all, i, held(given(pairs + 16 * i, listed, made)))
+    return all
 
-; Fill a slot of a new object with a value that is the caller's no more.
-define internal void @give(ptr %object, i64 %offset, ptr %value) alwaysinline {
-  %place = getelementptr i8, ptr %object, i64 %offset
-  store ptr %value, ptr %place
-  ret void
-}
+def new_node(words: Words, block: Block, like: Node, nodes, numbers, line, made) -> object:
+    # A new node, or null with an error. `like` has the same sources, if it is one.
+    sources = int(block.sources)
+    pairs = address(block.given)
+    scalars = all_given(pairs + 16 * sources, int(block.scalars), numbers, made)
+    if scalars == null:
+        return null
+    srcs = held(like.srcs) if like != null else all_given(pairs, sources, nodes, made)
+    node: Node = PyType_GenericAlloc(words.node, 0) if srcs != null else null
+    if node == null:
+        Py_DecRef(srcs)
+        Py_DecRef(scalars)
+        return null
+    node.srcs = srcs
+    node.scalars = scalars
+    node.kind = held(block.kind)
+    node.attrs = held(block.attrs)
+    node.shape = held(block.shape)
+    node.dtype = held(block.dtype)
+    node.line = held(line if int(block.lined) else words.none)
+    node.form = held(block.form)
+    node.buffer = held(words.none)
+    node.shared = held(words.false)
+    node.host = held(words.none)
+    return node
 
-; One of what a node is made of: one that is listed, a node made before, or its own.
-define internal ptr @given(ptr %pair, ptr %listed, ptr %made) {
-entry:
-  %number = call i64 @whole(ptr %pair, i64 8)
-  %is_own = icmp eq i64 %number, -1
-  br i1 %is_own, label %own, label %other
-own:
-  %kept = call ptr @at(ptr %pair, i64 0)
-  ret ptr %kept
-other:
-  %is_listed = icmp sge i64 %number, 0
-  %back = sub i64 -2, %number
-  %row = select i1 %is_listed, ptr %listed, ptr %made
-  %place = select i1 %is_listed, i64 %number, i64 %back
-  %from = getelementptr ptr, ptr %row, i64 %place
-  %found = load ptr, ptr %from
-  ret ptr %found
-}
+def add(list, x) -> bool:
+    # Add an object to a list, which is the caller's no more; false with an error.
+    failed = x == null or PyList_Append(list, x)
+    Py_DecRef(x)
+    return not failed
 
-; A new tuple of them, or null with an error.
-define internal ptr @all_given(ptr %pairs, i64 %count, ptr %listed, ptr %made) {
-entry:
-  %all = call ptr @PyTuple_New(i64 %count)
-  %is_made = icmp ne ptr %all, null
-  br i1 %is_made, label %next, label %failed
-next:
-  %i = phi i64 [ 0, %entry ], [ %i1, %put ]
-  %more = icmp slt i64 %i, %count
-  br i1 %more, label %put, label %done
-put:
-  %far = shl i64 %i, 4
-  %pair = getelementptr i8, ptr %pairs, i64 %far
-  %x = call ptr @given(ptr %pair, ptr %listed, ptr %made)
-  call void @Py_IncRef(ptr %x)
-  %set = call i32 @PyTuple_SetItem(ptr %all, i64 %i, ptr %x)
-  %i1 = add i64 %i, 1
-  br label %next
-done:
-  ret ptr %all
-failed:
-  ret ptr null
-}
+def wait(words: Words, home: Runtime, storage) -> bool:
+    # Let a runtime know that a storage's value waits; false with an error.
+    ahead: Ahead = home.ahead
+    most = PyLong_AsSsize_t(ahead.bound)
+    unseen = home.recording == words.none and PyObject_Size(home.lent) == 0
+    if unseen and PyList_Size(home.pending) < most:
+        add(home.pending, PyWeakref_NewRef(storage, null))
+    else:
+        adder = PyObject_GetAttr(home, words.add)
+        if adder != null:
+            Py_DecRef(PyObject_CallOneArg(adder, storage))
+            Py_DecRef(adder)
+    return PyErr_Occurred() == null
 
-; A new node, or null with an error. `like` has the same sources, if it is one.
-define internal ptr @node(ptr %words, ptr %block, ptr %like, ptr %nodes, ptr %numbers, ptr %line, ptr %made) {
-entry:
-  %sources = call i64 @whole(ptr %block, i64 STEP_sources)
-  %scalars = call i64 @whole(ptr %block, i64 STEP_scalars)
-  %pairs = getelementptr i8, ptr %block, i64 STEP_given
-  %far = shl i64 %sources, 4
-  %behind = getelementptr i8, ptr %pairs, i64 %far
-  %theirs = call ptr @all_given(ptr %behind, i64 %scalars, ptr %numbers, ptr %made)
-  %has_scalars = icmp ne ptr %theirs, null
-  br i1 %has_scalars, label %source, label %failed
-source:
-  %first = icmp eq ptr %like, null
-  br i1 %first, label %take, label %share
-take:
-  %new = call ptr @all_given(ptr %pairs, i64 %sources, ptr %nodes, ptr %made)
-  %has_sources = icmp ne ptr %new, null
-  br i1 %has_sources, label %make, label %drop
-share:
-  %same = call ptr @at(ptr %like, i64 NODE_srcs)
-  call void @Py_IncRef(ptr %same)
-  br label %make
-make:
-  %srcs = phi ptr [ %new, %take ], [ %same, %share ]
-  %class = call ptr @at(ptr %words, i64 WORD_node)
-  %node = call ptr @PyType_GenericAlloc(ptr %class, i64 0)
-  %is_made = icmp ne ptr %node, null
-  br i1 %is_made, label %fill, label %drop_both
-fill:
-  %nothing = call ptr @at(ptr %words, i64 WORD_none)
-  %false = call ptr @at(ptr %words, i64 WORD_false)
-  %kind = call ptr @at(ptr %block, i64 STEP_kind)
-  %attrs = call ptr @at(ptr %block, i64 STEP_attrs)
-  %shape = call ptr @at(ptr %block, i64 STEP_shape)
-  %dtype = call ptr @at(ptr %block, i64 STEP_dtype)
-  %form = call ptr @at(ptr %block, i64 STEP_form)
-  %lined = call i64 @whole(ptr %block, i64 STEP_lined)
-  %has_line = icmp ne i64 %lined, 0
-  %shown = select i1 %has_line, ptr %line, ptr %nothing
-  call void @give(ptr %node, i64 NODE_srcs, ptr %srcs)
-  call void @give(ptr %node, i64 NODE_scalars, ptr %theirs)
-  call void @set(ptr %node, i64 NODE_kind, ptr %kind)
-  call void @set(ptr %node, i64 NODE_attrs, ptr %attrs)
-  call void @set(ptr %node, i64 NODE_shape, ptr %shape)
-  call void @set(ptr %node, i64 NODE_dtype, ptr %dtype)
-  call void @set(ptr %node, i64 NODE_line, ptr %shown)
-  call void @set(ptr %node, i64 NODE_form, ptr %form)
-  call void @set(ptr %node, i64 NODE_buffer, ptr %nothing)
-  call void @set(ptr %node, i64 NODE_shared, ptr %false)
-  call void @set(ptr %node, i64 NODE_host, ptr %nothing)
-  ret ptr %node
-drop_both:
-  call void @Py_DecRef(ptr %srcs)
-  br label %drop
-drop:
-  call void @Py_DecRef(ptr %theirs)
-  br label %failed
-failed:
-  ret ptr null
-}
+def join(node: Node, results) -> bool:
+    # Let a node of a call with several results know all of these nodes; false with an error.
+    attrs = PyTuple_New(3)
+    if attrs == null:
+        return False
+    old = node.attrs
+    PyTuple_SetItem(attrs, 0, held(PyTuple_GetItem(old, 0)))
+    PyTuple_SetItem(attrs, 1, held(PyTuple_GetItem(old, 1)))
+    PyTuple_SetItem(attrs, 2, held(results))
+    node.attrs = attrs
+    Py_DecRef(old)
+    return add(results, PyWeakref_NewRef(node, null))
 
-; Let a runtime know that a storage's value waits; false with an error.
-define internal i1 @wait(ptr %words, ptr %home, ptr %storage) {
-entry:
-  %none = call ptr @at(ptr %words, i64 WORD_none)
-  %recording = call ptr @at(ptr %home, i64 RUNTIME_recording)
-  %lent = call ptr @at(ptr %home, i64 RUNTIME_lent)
-  %pending = call ptr @at(ptr %home, i64 RUNTIME_pending)
-  %ahead = call ptr @at(ptr %home, i64 RUNTIME_ahead)
-  %limit = call ptr @at(ptr %ahead, i64 AHEAD_bound)
-  %most = call i64 @PyLong_AsSsize_t(ptr %limit)
-  %seen = call i64 @PyObject_Size(ptr %lent)
-  %count = call i64 @PyList_Size(ptr %pending)
-  %calm = icmp eq ptr %recording, %none
-  %unseen = icmp eq i64 %seen, 0
-  %room = icmp slt i64 %count, %most
-  %quiet = and i1 %calm, %unseen
-  %plain = and i1 %quiet, %room
-  br i1 %plain, label %append, label %usual
-append:
-  %reference = call ptr @PyWeakref_NewRef(ptr %storage, ptr null)
-  %made = icmp ne ptr %reference, null
-  br i1 %made, label %put, label %end
-put:
-  %appended = call i32 @PyList_Append(ptr %pending, ptr %reference)
-  call void @Py_DecRef(ptr %reference)
-  br label %end
-usual:
-  %name = call ptr @at(ptr %words, i64 WORD_add)
-  %adder = call ptr @PyObject_GetAttr(ptr %home, ptr %name)
-  %has_adder = icmp ne ptr %adder, null
-  br i1 %has_adder, label %add, label %end
-add:
-  %added = call ptr @PyObject_CallOneArg(ptr %adder, ptr %storage)
-  call void @Py_DecRef(ptr %adder)
-  call void @Py_DecRef(ptr %added)
-  br label %end
-end:
-  %error = call ptr @PyErr_Occurred()
-  %fine = icmp eq ptr %error, null
-  ret i1 %fine
-}
+def record(words: Record, nodes, many: int, numbers, free: int, line, made) -> int:
+    # Make the nodes of a call, whose holders are those at `made`: how many there are, below 0 with an error.
+    # It is given so many nodes, and `free` numbers.
+    if many < int(words.operands) or free != int(words.numbers):
+        PyErr_BadArgument()
+        return -1
+    results = null
+    if int(words.joined):
+        results = PyList_New(0)
+        if results == null:
+            return -1
+    steps = int(words.steps)
+    blocks = address(words.blocks)
+    like = null
+    count = 0
+    good = True
+    while good and count < steps:
+        node = new_node(words, blocks[count], like, nodes, numbers, line, made)
+        if node == null:
+            good = False
+        else:
+            made[count] = node
+            count += 1
+            if results != null:
+                good = join(node, results)
+                like = node
+    Py_DecRef(results)
+    if good:
+        return steps
+    drop(made, count)
+    return -1
 
-; Let a node of a call with several results know all of these nodes; false with an error.
-define internal i1 @join(ptr %node, ptr %results) {
-entry:
-  %attrs = call ptr @PyTuple_New(i64 3)
-  %is_made = icmp ne ptr %attrs, null
-  br i1 %is_made, label %put, label %failed
-put:
-  %old = call ptr @at(ptr %node, i64 NODE_attrs)
-  %graph = call ptr @PyTuple_GetItem(ptr %old, i64 0)
-  %number = call ptr @PyTuple_GetItem(ptr %old, i64 1)
-  call void @Py_IncRef(ptr %graph)
-  call void @Py_IncRef(ptr %number)
-  call void @Py_IncRef(ptr %results)
-  %put0 = call i32 @PyTuple_SetItem(ptr %attrs, i64 0, ptr %graph)
-  %put1 = call i32 @PyTuple_SetItem(ptr %attrs, i64 1, ptr %number)
-  %put2 = call i32 @PyTuple_SetItem(ptr %attrs, i64 2, ptr %results)
-  call void @give(ptr %node, i64 NODE_attrs, ptr %attrs)
-  call void @Py_DecRef(ptr %old)
-  %reference = call ptr @PyWeakref_NewRef(ptr %node, ptr null)
-  %is_new = icmp ne ptr %reference, null
-  br i1 %is_new, label %add, label %failed
-add:
-  %added = call i32 @PyList_Append(ptr %results, ptr %reference)
-  call void @Py_DecRef(ptr %reference)
-  %is_added = icmp eq i32 %added, 0
-  ret i1 %is_added
-failed:
-  ret i1 false
-}
+def record_lists(words: Record, nodes, numbers, line, made) -> int:
+    # The same of nodes and numbers that are lists or tuples.
+    ours = items(words, nodes)
+    theirs = items(words, numbers)
+    if ours == null or theirs == null:
+        PyErr_BadArgument()
+        return -1
+    return record(words, ours, PyObject_Size(nodes), theirs, PyObject_Size(numbers), line, made)
 
-; Make the nodes of a call, whose holders are those at `made`: how many there are, below 0 with an error.
-; It is given `held` nodes, and `free` numbers.
-define internal i64 @record(ptr %words, ptr %nodes, i64 %held, ptr %numbers, i64 %free, ptr %line, ptr %made) {
-entry:
-  %needed = call i64 @whole(ptr %words, i64 WORD_operands)
-  %asked = call i64 @whole(ptr %words, i64 WORD_numbers)
-  %has_nodes = icmp sge i64 %held, %needed
-  %has_numbers = icmp eq i64 %asked, %free
-  %right = and i1 %has_nodes, %has_numbers
-  br i1 %right, label %begin, label %wrong
-wrong:
-  call void @PyErr_BadArgument()
-  ret i64 -1
-begin:
-  %n = call i64 @whole(ptr %words, i64 WORD_steps)
-  %joined = call i64 @whole(ptr %words, i64 WORD_joined)
-  %are_joined = icmp ne i64 %joined, 0
-  br i1 %are_joined, label %list, label %next
-list:
-  %listed = call ptr @PyList_New(i64 0)
-  %is_listed = icmp ne ptr %listed, null
-  br i1 %is_listed, label %next, label %none
-none:
-  ret i64 -1
-next:
-  %i = phi i64 [ 0, %begin ], [ 0, %list ], [ %i1, %recorded ], [ %i1, %join ]
-  %results = phi ptr [ null, %begin ], [ %listed, %list ], [ %results, %recorded ], [ %results, %join ]
-  %like = phi ptr [ null, %begin ], [ null, %list ], [ null, %recorded ], [ %node, %join ]
-  %more = icmp slt i64 %i, %n
-  br i1 %more, label %make, label %done
-make:
-  %far = shl i64 %i, 3
-  %blocks = getelementptr i8, ptr %words, i64 WORD_blocks
-  %block = call ptr @at(ptr %blocks, i64 %far)
-  %node = call ptr @node(ptr %words, ptr %block, ptr %like, ptr %nodes, ptr %numbers, ptr %line, ptr %made)
-  %is_made = icmp ne ptr %node, null
-  br i1 %is_made, label %recorded, label %failed
-recorded:
-  %node_at = getelementptr ptr, ptr %made, i64 %i
-  store ptr %node, ptr %node_at
-  %i1 = add i64 %i, 1
-  %alone = icmp eq ptr %results, null
-  br i1 %alone, label %next, label %join
-join:
-  %is_joined = call i1 @join(ptr %node, ptr %results)
-  br i1 %is_joined, label %next, label %failed
-failed:
-  %behind = phi i64 [ %i, %make ], [ %i1, %join ]
-  call void @Py_DecRef(ptr %results)
-  call void @drop(ptr %made, i64 %behind)
-  ret i64 -1
-done:
-  call void @Py_DecRef(ptr %results)
-  ret i64 %n
-}
+def drop(objects, count: int):
+    # Let go of so many objects.
+    for i in range(count):
+        Py_DecRef(objects[i])
 
-; The same of nodes and numbers that are lists or tuples.
-define internal i64 @record_lists(ptr %words, ptr %nodes, ptr %numbers, ptr %line, ptr %made) {
-entry:
-  %ours = call ptr @items(ptr %words, ptr %nodes)
-  %theirs = call ptr @items(ptr %words, ptr %numbers)
-  %has_ours = icmp ne ptr %ours, null
-  %has_theirs = icmp ne ptr %theirs, null
-  %right = and i1 %has_ours, %has_theirs
-  br i1 %right, label %make, label %wrong
-make:
-  %held = call i64 @PyObject_Size(ptr %nodes)
-  %free = call i64 @PyObject_Size(ptr %numbers)
-  %steps = call i64 @record(ptr %words, ptr %ours, i64 %held, ptr %theirs, i64 %free, ptr %line, ptr %made)
-  ret i64 %steps
-wrong:
-  call void @PyErr_BadArgument()
-  ret i64 -1
-}
+def result(words: Record, number: int, made) -> object:
+    # The node of a result, which stays the caller's as well.
+    behind = address(words.blocks) + 8 * int(words.steps)
+    return made[int(behind[2 * number])]
 
-; Let go of so many objects.
-define internal void @drop(ptr %objects, i64 %count) {
-entry:
-  br label %next
-next:
-  %i = phi i64 [ 0, %entry ], [ %i1, %lose ]
-  %more = icmp slt i64 %i, %count
-  br i1 %more, label %lose, label %done
-lose:
-  %from = getelementptr ptr, ptr %objects, i64 %i
-  %x = load ptr, ptr %from
-  call void @Py_DecRef(ptr %x)
-  %i1 = add i64 %i, 1
-  br label %next
-done:
-  ret void
-}
-
-; The node of a result, which stays the caller's as well.
-define internal ptr @result(ptr %words, i64 %number, ptr %made) {
-  %n = call i64 @whole(ptr %words, i64 WORD_steps)
-  %far = shl i64 %n, 3
-  %blocks = getelementptr i8, ptr %words, i64 WORD_blocks
-  %behind = getelementptr i8, ptr %blocks, i64 %far
-  %there = shl i64 %number, 4
-  %which = call i64 @whole(ptr %behind, i64 %there)
-  %from = getelementptr ptr, ptr %made, i64 %which
-  %node = load ptr, ptr %from
-  ret ptr %node
-}
-
-; The words of a result's tensor.
-define internal ptr @place(ptr %words, i64 %number) {
-  %n = call i64 @whole(ptr %words, i64 WORD_steps)
-  %far = shl i64 %n, 3
-  %blocks = getelementptr i8, ptr %words, i64 WORD_blocks
-  %behind = getelementptr i8, ptr %blocks, i64 %far
-  %there = shl i64 %number, 4
-  %second = add i64 %there, 8
-  %words_of = call ptr @at(ptr %behind, i64 %second)
-  ret ptr %words_of
-}
-
+def place_of(words: Record, number: int) -> object:
+    # The words of a result's tensor.
+    behind = address(words.blocks) + 8 * int(words.steps)
+    return behind[2 * number + 1]
 """
 # A call that is recorded so has so many results, and so many nodes, at most; a look goes through as many tensors, and
 # free numbers, as results.
@@ -489,7 +225,7 @@ class _Part(NamedTuple):
     """A text, what its functions know besides, the classes whose slots it reads, and numbers that it names."""
 
     text: str
-    own: Sequence[str]
+    own: Mapping[str, Sequence[str]]
     classes: Mapping[str, type[object]]
     numbers: Mapping[str, int]
 
@@ -499,14 +235,14 @@ _parts: list[_Part] = []
 
 def declare(
     text: str,
-    own: Sequence[str] = (),
+    own: Mapping[str, Sequence[str]] | None = None,
     classes: Mapping[str, type[object]] | None = None,
     numbers: Mapping[str, int] | None = None,
 ) -> None:
-    """Add a text to the others: they are one when the first of their functions is asked for. `own` names the words that
-    its functions have behind those that all know.
+    """Add a text to the others: they are one when the first of their functions is asked for. `own` are the words that
+    its functions have behind those that all know, by the name that the text has for what they know.
     """
-    _parts.append(_Part(text, own, classes or {}, numbers or {}))
+    _parts.append(_Part(text, own or {}, classes or {}, numbers or {}))
 
 
 @functools.cache
@@ -527,20 +263,16 @@ def _addresses() -> Mapping[str, int]:
     code = None if sys.platform == "win32" else _code()
     if code is None:
         return {}
-    numbers = {
-        f"{kind}_{name}": 8 * n
-        for kind, known in (("STEP", _STEP), ("PLACE", _PLACE))
-        for n, name in enumerate(known)
-    }
-    numbers |= {"MOST": MOST, "OLDS": 2 * MOST, "STEPS": _STEPS}
+    numbers = {"MOST": MOST, "OLDS": 2 * MOST, "STEPS": _STEPS}
     # Where a list keeps where its objects are, behind their number, and where those of a tuple are.
-    numbers |= {"ITEMS": object.__basicsize__ + 8, "TUPLE_ITEMS": tuple.__basicsize__}
+    numbers |= {"ITEMS": object.__basicsize__ // 8 + 1, "TUPLE_ITEMS": tuple.__basicsize__}
+    structs = {"Words": (*COMMON,), "Block": _STEP, "Place": _PLACE, "Kernel": _KERNEL}
     classes: dict[str, type[object]] = {}
     for part in _parts:
-        numbers |= {f"WORD_{name}": 8 * (len(COMMON) + n) for n, name in enumerate(part.own)}
+        structs |= {name: (*COMMON, *own) for name, own in part.own.items()}
         numbers |= part.numbers
         classes |= part.classes
-    found = code.assembled("".join(p.text for p in _parts), _NAMES, classes, list(COMMON), numbers)
+    found = code.assembled("".join(p.text for p in _parts), _NAMES, classes, structs, numbers)
     return {} if found is None else dict(zip(_NAMES, found, strict=True))
 
 
@@ -654,9 +386,9 @@ def function_of(
 
 declare(
     _TEXT,
-    _OWN,
+    {"Record": _OWN},
     {
-        "NODE": Node, "STORAGE": Storage, "MEMORY": device.Memory, "WRITES": type(writes), "RUNTIME": Runtime,
-        "AHEAD": Ahead, "OPENED": type(opened), "FLAG": type(flag), "COUNT": Count,
+        "Node": Node, "Storage": Storage, "Memory": device.Memory, "Writes": type(writes), "Runtime": Runtime,
+        "Ahead": Ahead, "Opened": type(opened), "Flag": type(flag), "Count": Count,
     },
 )  # fmt: skip

@@ -30,6 +30,7 @@ from webtorch.ops.optimize import (
     square_average,
 )
 from webtorch.ops.precision import to_type, widened
+from webtorch.pytorch.buckets import apart, put
 from webtorch.pytorch.device import Lain, is_whole, lie, on_device, store, wrap
 from webtorch.pytorch.interrupt import check, flag
 from webtorch.pytorch.kernels import is_plain
@@ -166,7 +167,15 @@ class _Update:
             """Return what is written."""
             return self._stepped(values, numbers, flags)
 
+        rows = [*rows]
+        given = [row[1] for row in rows]
+        parts = apart(given)
+        if parts is not given:
+            rows = [(x, g, *rest) for (x, _, *rest), g in zip(rows, parts, strict=True)]
         self.rows.step(enumerate(rows), numbers, flags, formula, [])
+        if rows and rows[0][-3] is not None:
+            # Gradients without their scale are written, too.
+            put(parts, given)
 
     def _stepped(
         self, values: Values, numbers: Sequence[Number], flags: Flags
@@ -374,8 +383,10 @@ def _unscaled(values: Values, numbers: Sequence[Number]) -> dict[int, Tensor]:
 def _unscale(
     grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor
 ) -> None:
-    rows = enumerate(zip(grads, repeat(found_inf), repeat(inv_scale)))
+    parts = apart(grads)
+    rows = enumerate(zip(parts, repeat(found_inf), repeat(inv_scale)))
     _UNSCALED.step(rows, (), (), _unscaled, [])
+    put(parts, grads)
 
 
 KERNELS: dict[str, Kernel] = {
@@ -446,7 +457,9 @@ class _Stepper:
         }
         tensors = [n for n in columns if n not in counts]
         shared = {k: x for k, x in options.items() if isinstance(x, torch.Tensor)}
-        rows = [*zip(*[columns[n] for n in tensors], *map(repeat, shared.values()))]
+        # Gradients are read only: parts of a reducer's bucket are taken out of it by one call.
+        read = {1: apart(columns[1])} if 1 in tensors else {}
+        rows = [*zip(*[read.get(n, columns[n]) for n in tensors], *map(repeat, shared.values()))]
         given: list[object] = [*lists]
         for place, n in enumerate(tensors):
             given[n] = [Place(place)]

@@ -38,4 +38,9 @@ def fork_rng(
 
 __all__ = ["fork_rng", "get_rng_state", "initial_seed", "manual_seed", "seed", "set_rng_state"]
 
-__getattr__ = _missing_names(__name__, "random")
+_missing = _missing_names(__name__, "random")
+
+
+def __getattr__(name: str) -> Any:
+    # Made when it is asked for, as it reads a seed.
+    return _default_generator("cpu") if name == "default_generator" else _missing(name)

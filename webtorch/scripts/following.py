@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
@@ -53,11 +54,12 @@ from webtorch.scripts.turning import BEGIN, GO_ON, Turning
 from webtorch.scripts.unfinished import Unfinished
 from webtorch.tensors.base import LATE
 from webtorch.tensors.engine import InPass, TensorHook
+from webtorch.tensors.handle import add_hook
 from webtorch.tensors.host import Draw, bindings, tracing
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import depending
 from webtorch.tensors.storage import Left, Storage, writes
-from webtorch.tensors.tape import EnoughComputed, RemovableHandle, looks_at_each
+from webtorch.tensors.tape import EnoughComputed, looks_at_each
 from webtorch.tensors.tensor import Tensor
 
 _MAX_STEPS = 20_000
@@ -853,8 +855,8 @@ class Follower:
         if step.kind == "stop":
             raise EnoughComputed
         if step.kind == "hook":
-            hooks = run.hooks.setdefault(run.slot_of(args[0]) or 0, {})
-            return RemovableHandle(hooks, TensorHook(args[1], step.place))
+            hooks = run.hooks.setdefault(run.slot_of(args[0]) or 0, OrderedDict())
+            return add_hook(hooks, TensorHook(args[1], step.place))
         if step.kind == "mark":
             given._requires_grad = step.mark()
             if step.results[0] == "external":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
 from operator import call, is_
@@ -27,7 +28,7 @@ from webtorch.tensors.tensor import Tensor
 # What completes a tensor, and what it is given.
 Late = tuple[Callable[..., None], *tuple[Any, ...]]
 # The hooks of a tensor (`TensorHook`), if it has any.
-Hooks = dict[int, Any] | None
+Hooks = OrderedDict[int, Any] | None
 
 # Past `__getattr__`, which comes here.
 _late_of = TensorBase._late.__get__

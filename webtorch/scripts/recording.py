@@ -752,13 +752,13 @@ def _inputs(run: Run, frozen: Frozen, before: dict[Node, int]) -> list[tuple[Ori
     return [(_origin(node, run, before), id(node) in donated) for node in frozen.inputs]
 
 
-def _cast(run: Run, context: int, owner: Any, recorded: bool, dtype: DType) -> Any:
+def _cast(run: Run, context: int, owner: Any, dtype: DType) -> Any:
     """Return where a value is found that autocast had made before the run."""
     x = owner()
     number = None if x is None else run.external_of(x)
     if number is None or not run.casts[context].open:
         raise Refused("it uses what autocast had cast in a context that is over")
-    return context, number, recorded, dtype
+    return context, number, dtype
 
 
 def _outputs(

@@ -7,6 +7,7 @@ import functools
 import math
 import os
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -177,7 +178,7 @@ class Run:
         # What written storages held before.
         self.undo: dict[Storage, Node] = {}
         # The hooks of slots, and the objects that calls were given and that may be any, by number.
-        self.hooks: dict[int, dict[int, Callable[..., object]]] = {}
+        self.hooks: dict[int, OrderedDict[int, Callable[..., Any]]] = {}
         self.opaque: list[Any] = []
         # The tensors from outside whose `data` was set since something was computed, in order, with their memory before
         # and after.
@@ -214,10 +215,9 @@ class Run:
     homes: dict[Storage, int] = _few(dict)
     # The checkpointed parts that were computed, first or again, by number.
     parts: list[Part] = _few(list)
-    # The autocast contexts that were open, by number, and what each had cast before: number, leaf, whether gradients
-    # were recorded, type.
+    # The autocast contexts that were open, by number, and what each had cast before: number, leaf, type.
     casts: list[Casts] = _few(list)
-    cast_before: dict[Node, tuple[int, object, bool, DType]] = _few(dict)
+    cast_before: dict[Node, tuple[int, object, DType]] = _few(dict)
     # While it is recorded: slots' facts; what was there at the beginning; generators -> (generator, offset at the
     # beginning, and after the last draw); which external tensors' offsets are noted in vain; and the writes that
     # external storages had counted after the last call that read them.
@@ -275,8 +275,8 @@ class Run:
                 return k
         self.casts.append(casts)
         number = len(self.casts) - 1
-        for owner, _, recorded, cast in casts.values():
-            self.cast_before[cast._storage.node] = number, owner, recorded, cast.dtype
+        for owner, cast in casts.values():
+            self.cast_before[cast._storage.node] = number, owner, cast.dtype
         return number
 
     def restore(self, modes: tuple[Any, ...]) -> None:
@@ -291,12 +291,12 @@ class Run:
         kinds, state.cache_enabled, number = cast
         state.enabled, state.casts = dict(kinds), self.casts[number] if number >= 0 else None
 
-    def cast(self, place: tuple[int, int, bool, DType]) -> Storage | None:
-        """Return what an external tensor was cast to before the run: number of the context and of the tensor,
-        whether gradients were recorded, and the type.
+    def cast(self, place: tuple[int, int, DType]) -> Storage | None:
+        """Return what an external tensor was cast to before the run: number of the context and of the tensor, and the
+        type.
         """
-        context, number, recorded, dtype = place
-        cast = self.casts[context].cast_of(self.externals[number], recorded, dtype)
+        context, number, dtype = place
+        cast = self.casts[context].cast_of(self.externals[number], dtype)
         return None if cast is None else cast._storage
 
     def runtime_of(self) -> Runtime | None:

@@ -17,7 +17,7 @@ from webtorch.dispatch.call import Args, Callee, Kwargs, Run, active, install
 from webtorch.ir.dtype import DType, bfloat16, float16, float32, float64
 from webtorch.ops.record import Autocast, AutocastRule
 from webtorch.tensors.host import tracing
-from webtorch.tensors.modes import carried, mode
+from webtorch.tensors.modes import carried, enable_grad, mode
 from webtorch.tensors.tensor import Tensor
 
 KINDS = ("cpu", "webgpu")
@@ -32,8 +32,10 @@ UNSAFE = (
 )
 
 
-class Casts(dict[int, tuple[weakref.ref[Tensor], int, bool, Tensor]]):
-    """What was cast in an outermost context: id of a leaf -> (the leaf, its version, gradient mode, its cast)."""
+class Casts(dict[int, tuple[weakref.ref[Tensor], Tensor]]):
+    """What was cast in an outermost context: id of a leaf -> (the leaf, its cast). It stands for the leaf until the
+    context ends, whatever is written to the leaf, as in PyTorch.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,14 +49,12 @@ class Casts(dict[int, tuple[weakref.ref[Tensor], int, bool, Tensor]]):
         self.clear()
         self.open = False
 
-    def cast_of(self, x: Tensor, recorded: bool, dtype: DType) -> Tensor | None:
-        """Return what a leaf was cast to, if it still holds that value."""
+    def cast_of(self, x: Tensor, dtype: DType) -> Tensor | None:
+        """Return what a leaf was cast to."""
         found = self.get(id(x))
-        if found is None:
-            return None
-        owner, version, grad, cast = found
-        same = owner() is x and version == x._storage.version and grad == recorded
-        return cast if same and cast.dtype is dtype else None
+        return (
+            found[1] if found is not None and found[0]() is x and found[1].dtype is dtype else None
+        )
 
 
 class _State(threading.local):
@@ -81,6 +81,19 @@ class _State(threading.local):
         self._enabled = kinds
         self.key = tuple(sorted(kinds.items(), key=lambda item: item[0])) if kinds else ()
 
+    def enter(self) -> None:
+        """Count one more context that is open."""
+        if self.nesting == 0:
+            self.casts = Casts()
+        self.nesting += 1
+
+    def leave(self) -> None:
+        """Count one context less; the outermost forgets what was cast."""
+        self.nesting -= 1
+        if self.nesting == 0 and self.casts is not None:
+            self.casts.close()
+            self.casts = None
+
     def forget(self) -> None:
         """Forget what was cast in the context that is open."""
         if self.casts is not None:
@@ -100,33 +113,20 @@ def snapshot() -> Snapshot:
 
 @contextlib.contextmanager
 def restored(settings: Snapshot) -> Iterator[None]:
-    """Have the settings of `snapshot` inside; nothing cast before is used."""
-    now, casts = snapshot(), state.casts
+    """Have the settings of `snapshot` inside, in a context within the one that is open, if one is."""
+    now = snapshot()
     state.enabled, state.chosen, state.cache_enabled = settings
-    state.casts = Casts()
-    state.nesting += 1
+    state.enter()
     try:
         yield
     finally:
-        state.nesting -= 1
+        state.leave()
         state.enabled, state.chosen, state.cache_enabled = now
-        state.casts.close()
-        state.casts = casts
 
 
 def signature() -> tuple[tuple[str, DType], ...]:
     """Return what autocast does now, as a key: a function captured under one is not that of another."""
     return state.key
-
-
-def forget_written() -> None:
-    """Forget what was cast of tensors that have been written since: nobody will ask for it."""
-    casts = state.casts
-    if casts:
-        for key, (owner, version, _, _) in list(casts.items()):
-            x = owner()
-            if x is None or x._storage.version != version:
-                del casts[key]
 
 
 # ---- casting
@@ -156,13 +156,16 @@ def _cast(x: Tensor, dtype: DType) -> Tensor:
         and x._grad_fn is None
         and x._base is None
         and casts.traced == tracing.active
+        and not mode.inference
     )
     if not kept or casts is None:
         return x.to(dtype)
-    found = casts.cast_of(x, mode.grad, dtype)
+    found = casts.cast_of(x, dtype)
     if found is None:
-        found = x.to(dtype)
-        casts[id(x)] = weakref.ref(x), x._storage.version, mode.grad, found
+        # Calls that are differentiated may use what one that is not has cast.
+        with enable_grad():
+            found = x.to(dtype)
+        casts[id(x)] = weakref.ref(x), found
     return found
 
 

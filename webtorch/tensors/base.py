@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from inspect import getattr_static
 from itertools import count
@@ -110,8 +111,8 @@ class TensorBase(Layouts, TensorMethods):
         self._base_version = 0
         # Counts how often an in-place operation gave this tensor a new gradient function.
         self._history = 0
-        self._hooks: dict[int, Callable[..., Any]] | None = None
-        self._post_accumulate: dict[int, Callable[..., object]] | None = None
+        self._hooks: OrderedDict[int, Callable[..., Any]] | None = None
+        self._post_accumulate: OrderedDict[int, Callable[..., object]] | None = None
         self._retains = False
         self._accumulate: weakref.ref[Any] | None = None
         self._inference = mode.inference

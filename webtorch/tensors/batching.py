@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from webtorch.ir.dtype import DType, Scalar, int64
@@ -50,12 +49,7 @@ class Vmap:
         transforms.add(1)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         mode.vmaps = mode.vmaps[:-1]
         transforms.add(-1)
 
@@ -70,12 +64,7 @@ class Kept:
         self.before = mode.numbers
         mode.numbers = self._numbers(self.before)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         mode.numbers = self.before
 
     def _numbers(self, new: Iterator[int]) -> Iterator[int]:

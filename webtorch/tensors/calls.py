@@ -143,6 +143,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     if op.tensors == ("input",) and not op.numbers:
 
         def function(input: Tensor, *, out: Tensor | None = None) -> Tensor:
+            """Apply the operation to one tensor."""
             if not active.count and out is None and isinstance(input, Tensor):
                 return apply_one(op, input)
             return enter(callee, (input,), {} if out is None else {"out": out})
@@ -150,6 +151,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
     elif op.tensors == ("input", "other") and not op.numbers:
 
         def function(input: Operand, other: Operand, *, out: Tensor | None = None) -> Tensor:  # type: ignore[misc]
+            """Apply the operation to two tensors, or to a tensor and a number."""
             if not active.count and out is None:
                 if isinstance(input, Tensor):
                     if isinstance(other, other_too):
@@ -165,6 +167,7 @@ def bind_elementwise(op: Elementwise) -> Callable[..., Any]:
         most = len(op.positional())
 
         def function(*args: Any, out: Tensor | None = None, **kwargs: object) -> Tensor:  # type: ignore[misc]
+            """Apply the operation to tensors and numbers."""
             given = len(args)
             if not kwargs and least <= given <= most and not active.count and out is None:
                 for x in args[:count]:
@@ -290,6 +293,7 @@ def accept_inplace(op: Op, inplace: Callable[..., object]) -> Callable[..., Any]
     )
 
     def functional(*args: object, **kwargs: object) -> Any:
+        """Call the function, or its form in place."""
         chosen = kwargs.pop("inplace", False)
         if len(args) > count:
             args, chosen = args[:-1], args[-1]
@@ -619,6 +623,7 @@ def bind_inplace(
     callee = Callee(name, run, autocast=autocast, writes=True, like=function, scalars=scalars)
 
     def inplace(self: Tensor, *args: object, **kwargs: object) -> Tensor:
+        """Enter the call of the form in place."""
         return enter(callee, (self, *args), kwargs)
 
     inplace.__name__ = inplace.__qualname__ = name

@@ -6,7 +6,6 @@ import importlib
 import os
 import threading
 import warnings
-from types import TracebackType
 from typing import Any
 
 from webtorch.errors import DeviceError, NoCudaError
@@ -78,12 +77,7 @@ class device:
         _state.default = self
         return self
 
-    def __exit__(
-        self,
-        kind: object,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         _state.default = self._previous.pop()
 
 

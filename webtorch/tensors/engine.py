@@ -483,7 +483,7 @@ class Backward:
         g, variable = grads[0], end.variable
         if g is not None:
             self.touched.append(variable)
-        hooks = variable._hooks or {}
+        hooks: dict[int, Callable[..., Any]] = variable._hooks or {}
         for key, hook in list(hooks.items()):
             new = yield Turn(hook, (g,), hooks, key)
             if new is not None:
@@ -543,7 +543,7 @@ def _seen_by_tensors(
     """Return the cotangents of a function as the hooks of its tensors leave them, and keep those that are to
     be kept.
     """
-    hooks = fn.tensor_hooks or {}
+    hooks: dict[int, Callable[..., Any]] = fn.tensor_hooks or {}
     for key, hook in list(hooks.items()):
         if type(hook) is TensorHook:
             turn = Turn(hook.hook, (grads[hook.number],), hooks, key)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 from webtorch.ir.view import contiguous_strides, numel, overlaps
@@ -55,12 +54,7 @@ class Level:
         transforms.add(1)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         mode.forward = mode.forward[:-1]
         transforms.add(-1)
         self.tangents.clear()

@@ -9,7 +9,6 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextvars import ContextVar
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast, overload
 
 from webtorch.dispatch.call import Count, looking
@@ -177,12 +176,7 @@ class _DecoratorContextManager(contextlib.ContextDecorator):
     def __enter__(self) -> Any:
         raise NotImplementedError
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         raise NotImplementedError
 
     def _recreate_cm(self) -> Self:
@@ -249,12 +243,7 @@ class _ModeContext(_DecoratorContextManager):
         self._enter()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         mode.grad, mode.inference = self._previous.pop()
 
 
@@ -297,12 +286,7 @@ class unrecorded:
         self.before = mode.grad, mode.forward
         mode.grad, mode.forward = False, ()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         mode.grad, mode.forward = self.before
 
 
@@ -319,12 +303,7 @@ class enable_hooks:
         if not self.enabled:
             mode.saved_hooks = ()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         mode.saved_hooks = self.before
 
 
@@ -364,12 +343,7 @@ class _Switch(contextlib.ContextDecorator):
     def __enter__(self) -> None:
         setattr(mode, self._flag, self.mode)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         setattr(mode, self._flag, self.before)
 
     def clone(self) -> Self:

@@ -162,19 +162,21 @@ def format_tensor(
     count = math.prod(shape)
     indent = len(class_name) + 1
     # PyTorch names the size where the text does not show it, and the type where it cannot be told.
-    show_size = values is None or (count == 0 and len(shape) != 1 and not isinstance(values, str))
+    show_size = values is None or (count == 0 and len(shape) != 1)
     show_dtype = dtype_name != default_dtype_name
     if values is None:
         body = "..."
-    elif isinstance(values, str):
-        body, show_dtype = values, False
     elif count == 0:
-        body = "[]"
+        body = values if isinstance(values, str) else "[]"
     else:
         show_size = options.edgeitems == 0
         complex_name = "complex128" if default_dtype_name == "float64" else "complex64"
         show_dtype = show_dtype and dtype_name not in ("int64", "bool", complex_name)
-        body = elements_text(values, shape, dtype_name, indent, options)
+        body = (
+            values
+            if isinstance(values, str)
+            else elements_text(values, shape, dtype_name, indent, options)
+        )
 
     suffixes = []
     if device not in (None, "cpu"):

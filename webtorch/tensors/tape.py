@@ -14,8 +14,8 @@ import sys
 import traceback
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from webtorch.dispatch.call import Args, Kwargs, Run, looking
@@ -24,7 +24,8 @@ from webtorch.ir.dtype import DType
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.ops import primitive
 from webtorch.tensors.above import ask
-from webtorch.tensors.host import bindings, tracing
+from webtorch.tensors.handle import RemovableHandle, add_hook
+from webtorch.tensors.host import tracing
 from webtorch.tensors.modes import Keeper, mode, no_grad, transforms
 from webtorch.tensors.storage import Storage
 
@@ -165,8 +166,8 @@ class GradFn:
     # numbers than this one.
     first: int | None = None
     # Hooks of the tensors it gives, each of which sees its cotangent before those of the function see all.
-    tensor_hooks: dict[int, Callable[..., Any]] | None = None
-    pre_hooks: dict[int, Callable[..., Any]] | None = None
+    tensor_hooks: OrderedDict[int, Callable[..., Any]] | None = None
+    pre_hooks: OrderedDict[int, Callable[..., Any]] | None = None
     # Whether the rule also runs where no cotangent has come: a user's may fill in zeros.
     takes_gaps = False
     # A rule that calls a function of the user's, as a generator that yields where it is to be called.
@@ -175,7 +176,7 @@ class GradFn:
     recalls = False
     # Output number -> the tensor that keeps its gradient; served after the hooks of tensors.
     retained: dict[int, weakref.ref[Tensor]] | None = None
-    post_hooks: dict[int, Callable[..., Any]] | None = None
+    post_hooks: OrderedDict[int, Callable[..., Any]] | None = None
     # Numbers of the results that were cut off in place.
     detached: tuple[int, ...] = ()
 
@@ -274,22 +275,22 @@ class GradFn:
         """Call `hook(grad_inputs, grad_outputs)` after this function has run."""
         self._changes("registers a hook on a tensor")
         if self.post_hooks is None:
-            self.post_hooks = {}
-        return RemovableHandle(self.post_hooks, hook)
+            self.post_hooks = OrderedDict()
+        return add_hook(self.post_hooks, hook)
 
     def register_prehook(self, hook: Callable[[Any], object]) -> RemovableHandle:
         """Call `hook(grad_outputs)` before this function runs."""
         self._changes("registers a hook on a tensor")
         if self.pre_hooks is None:
-            self.pre_hooks = {}
-        return RemovableHandle(self.pre_hooks, hook)
+            self.pre_hooks = OrderedDict()
+        return add_hook(self.pre_hooks, hook)
 
     def register_tensor_hook(self, hook: Callable[[Any], object]) -> RemovableHandle:
         """Call `hook(grad_outputs)` for one of the tensors that this function gave."""
         self._changes("registers a hook on a tensor")
         if self.tensor_hooks is None:
-            self.tensor_hooks = {}
-        return RemovableHandle(self.tensor_hooks, hook)
+            self.tensor_hooks = OrderedDict()
+        return add_hook(self.tensor_hooks, hook)
 
     def _changes(self, what: str) -> None:
         """Have the call run as usual if a capture changes what a function from outside does."""
@@ -484,37 +485,6 @@ class Source(GradFn):
         super().__init__("SourceBackward", (edge,), pass_on)
         # Whether the differentiation runs.
         self.open = True
-
-
-class RemovableHandle:
-    """Removes a hook again."""
-
-    __slots__ = ("hooks", "id")
-    _ids = itertools.count()
-
-    def __init__(
-        self, hooks: dict[int, Callable[..., object]], hook: Callable[..., object]
-    ) -> None:
-        self.id = next(self._ids)
-        self.hooks = hooks
-        hooks[self.id] = hook
-        bindings.modules += 1
-
-    def remove(self) -> None:
-        """Take the hook away; doing so twice is fine."""
-        self.hooks.pop(self.id, None)
-        bindings.modules += 1
-
-    def __enter__(self) -> RemovableHandle:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.remove()
 
 
 def geometry_of(tensor: Tensor) -> tuple[Any, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,6 +39,7 @@ from webtorch.tensors.base import TensorBase
 from webtorch.tensors.device import DeviceLike, device, device_of, resolve
 from webtorch.tensors.engine import TensorHook, backward_of
 from webtorch.tensors.formats import strided
+from webtorch.tensors.handle import RemovableHandle, add_hook
 from webtorch.tensors.host import bindings, tracing
 from webtorch.tensors.made_by import NO_GRAD
 from webtorch.tensors.modes import hides_gradient, in_transform, mode, transforms
@@ -45,7 +47,6 @@ from webtorch.tensors.size import Size
 from webtorch.tensors.storage import Counter, Left, Storage
 from webtorch.tensors.tape import (
     GradFn,
-    RemovableHandle,
     Source,
     attach,
     retain,
@@ -101,6 +102,10 @@ class Tensor(TensorBase):
         mine: Any = cls.__torch_function__
         if override.dispatches(cls) and getattr(mine, "__func__", None) is _KEEPS_CLASS:
             cls.__torch_function__ = override.disabled  # type: ignore[method-assign]
+        shown: Any = cls.__dict__.get("dtype")
+        if isinstance(shown, property) and shown.fset is None:
+            # A user's property hides the type, which a tensor of the class has all the same.
+            cls.dtype = shown.setter(_SET_DTYPE)  # type: ignore[assignment]
 
     @classmethod
     def __torch_function__(
@@ -545,8 +550,8 @@ class Tensor(TensorBase):
         if fn is None:
             self._refuse_hook()
             if self._hooks is None:
-                self._hooks = {}
-            return RemovableHandle(self._hooks, hook)
+                self._hooks = OrderedDict()
+            return add_hook(self._hooks, hook)
         return fn.register_tensor_hook(TensorHook(hook, self._output_nr))
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[Tensor], None]) -> RemovableHandle:
@@ -557,8 +562,8 @@ class Tensor(TensorBase):
             )
         self._refuse_hook()
         if self._post_accumulate is None:
-            self._post_accumulate = {}
-        return RemovableHandle(self._post_accumulate, hook)
+            self._post_accumulate = OrderedDict()
+        return add_hook(self._post_accumulate, hook)
 
     def _refuse_hook(self) -> None:
         storage = self._storage
@@ -1148,6 +1153,7 @@ def _rebuild(
 
 
 _KEEPS_CLASS: Any = vars(Tensor)["__torch_function__"].__func__
+_SET_DTYPE: Any = vars(TensorBase)["dtype"].__set__
 override.know(Tensor, Size)
 give(tensor_on=Tensor._from_storage)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from webtorch.tensors.tape import RemovableHandle as RemovableHandle
+from webtorch.tensors.handle import RemovableHandle as RemovableHandle
 
 
 def unserializable_hook(f: Any) -> Any:

@@ -21,14 +21,17 @@ __all__ = ["ModuleTracker"]
 
 
 class ModuleTracker:
-    """A block in which `parents` holds the names of the modules that run, and "Global"."""
+    """A block in which `parents` holds the names of the modules that run, and "Global".
+
+    Trackers of users' derive from it and put PyTorch's names of its parts in place of these.
+    """
 
     def __init__(self) -> None:
         """Know no module yet."""
         self.parents = {"Global"}
-        self._names: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
-        self._seen: weakref.WeakSet[Module] = weakref.WeakSet()
-        self._waiting = False
+        self._known_modules: weakref.WeakKeyDictionary[Module, str] = weakref.WeakKeyDictionary()
+        self._seen_modules: weakref.WeakSet[Module] = weakref.WeakSet()
+        self._has_callback = False
         self._hooks: list[Any] = []
 
     @property
@@ -36,47 +39,55 @@ class ModuleTracker:
         """Whether a backward pass runs."""
         return mode.task is not None
 
-    def _name(self, module: Module) -> str:
-        name = self._names.setdefault(module, type(module).__name__)
-        if module not in self._seen:
-            for part, child in module.named_children():
-                self._names[child] = f"{name}.{part}"
-                self._name(child)
-            self._seen.add(module)
+    def _get_mod_name(self, mod: Module) -> str:
+        name = self._known_modules.setdefault(mod, type(mod).__name__)
+        if mod not in self._seen_modules:
+            for part, child in mod.named_children():
+                self._known_modules[child] = f"{name}.{part}"
+                self._get_mod_name(child)
+            self._seen_modules.add(mod)
         return name
 
-    def _entering(self, name: str) -> Callable[..., None]:
+    def _maybe_set_engine_callback(self) -> None:
+        """Let no module run when the whole backward pass ends."""
+        if not self._has_callback:
+            self._has_callback = True
+            queue_callback(self._end)
+
+    def _end(self) -> None:
+        self.parents, self._has_callback = {"Global"}, False
+
+    def _get_append_fn(self, name: str, is_bw: bool) -> Callable[..., None]:
         def enter(*_: object) -> None:
-            """Note a module whose backward pass begins; when the whole pass ends, none runs."""
-            if not self._waiting:
-                self._waiting = True
-                queue_callback(self._end)
+            """Note a module that begins."""
+            if is_bw:
+                self._maybe_set_engine_callback()
             self.parents.add(name)
 
         return enter
 
-    def _end(self) -> None:
-        self.parents, self._waiting = {"Global"}, False
+    def _get_pop_fn(self, name: str, is_bw: bool) -> Callable[..., None]:
+        return lambda *_: self.parents.discard(name)
 
     def _watch(self, values: object, hook: Callable[..., None]) -> None:
         tensors = [x for x in tree_leaves(values) if isinstance(x, Tensor) and x.requires_grad]
         if tensors:
             self._hooks.append(register_multi_grad_hook(tensors, hook))
 
-    def _before(self, module: Module, args: object) -> None:
-        name = self._name(module)
-        self.parents.add(name)
-        self._watch(args, lambda *_: self.parents.discard(name))
+    def _fw_pre_hook(self, mod: Module, input: object) -> None:
+        name = self._get_mod_name(mod)
+        self._get_append_fn(name, False)()
+        self._watch(input, self._get_pop_fn(name, True))
 
-    def _after(self, module: Module, _args: object, out: object) -> None:
-        name = self._name(module)
-        self.parents.discard(name)
-        self._watch(out, self._entering(name))
+    def _fw_post_hook(self, mod: Module, input: object, output: object) -> None:
+        name = self._get_mod_name(mod)
+        self._get_pop_fn(name, False)()
+        self._watch(output, self._get_append_fn(name, True))
 
     def __enter__(self) -> ModuleTracker:
         self._handles = [
-            register_module_forward_pre_hook(self._before),
-            register_module_forward_hook(self._after),
+            register_module_forward_pre_hook(self._fw_pre_hook),
+            register_module_forward_hook(self._fw_post_hook),
         ]
         return self
 

@@ -166,6 +166,7 @@ def create_selective_checkpoint_contexts(
         def policy(
             context: SelectiveCheckpointContext, op: OpOverload, *args: object, **kwargs: object
         ) -> bool:
+            """Whether the operator is one of the list."""
             return op in listed
 
     elif callable(policy_fn_or_list):

@@ -16,6 +16,22 @@ def is_fake(x: object) -> bool:
     return False
 
 
+def active_fake_mode() -> None:
+    """Return None: there are no fake tensors."""
+
+
+def detect_fake_mode(inputs: object = None) -> None:
+    """Return None: there are no fake tensors."""
+
+
+class TracingContext:
+    """What PyTorch's compiler knows while it traces."""
+
+    @staticmethod
+    def try_get() -> None:
+        """Return None: it never traces."""
+
+
 def get_proxy_mode() -> None:
     """Return None: nothing is traced by proxies."""
 

@@ -6,6 +6,7 @@ import contextlib
 import enum
 import weakref
 from collections.abc import Sequence
+from contextvars import ContextVar, Token
 from typing import Any
 
 from webtorch.functions.storages import StorageBase as StorageBase
@@ -154,6 +155,20 @@ def _remove_cached_tensor(tensor: Tensor) -> None:
 def _is_cached_tensor(tensor: Tensor) -> bool:
     """Whether a tensor is among the cached ones."""
     return _cached.get(id(tensor)) is tensor
+
+
+# Whether operators are called below what was registered for autograd: in a thread, or a task.
+_below_autograd: ContextVar[bool] = ContextVar("_below_autograd", default=False)
+
+
+class _AutoDispatchBelowAutograd:
+    """A block in which operators are called below what a `Library` has for autograd."""
+
+    def __enter__(self) -> None:
+        self._token: Token[bool] = _below_autograd.set(True)
+
+    def __exit__(self, *exc: object) -> None:
+        _below_autograd.reset(self._token)
 
 
 def _debug_only_are_vmap_fallback_warnings_enabled() -> bool:

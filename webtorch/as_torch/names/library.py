@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import Any, NoReturn, TypeVar
 
 from webtorch import autograd
+from webtorch.as_torch.names.core import _below_autograd
 from webtorch.aten.dispatch import OpOverload, OpOverloadPacket, state
 from webtorch.aten.schema import Schema, infer_schema, parsed
 from webtorch.dispatch.call import Args, Kwargs
@@ -95,6 +96,8 @@ class CustomOpDef:
         self.state(schema)
         self._function = function
         self._kernels: dict[str, Callable[..., object]] = {}
+        # Kind of device ("": any) -> what is called in the operator's place where autograd is.
+        self._above: dict[str, Callable[..., object]] = {}
         self._backward: Callable[..., object] | None = None
         self._setup_context: Callable[..., object] | None = None
         self._vmap: Callable[..., Any] | None = None
@@ -144,6 +147,10 @@ class CustomOpDef:
 
     def _call(self, *args: object, **kwargs: object) -> Any:
         """Call the function; its gradient is the one registered, or that of what it computes."""
+        if self._above and not _below_autograd.get():
+            above = _for_device(self._above, args, kwargs) or self._above.get("")
+            if above is not None:
+                return above(*args, **kwargs)
         if self._backward is None and self._vmap is None and not self._own:
             return self._below(args, kwargs)
         # The gradient sees every argument, also those that were left to their defaults.
@@ -162,15 +169,12 @@ class CustomOpDef:
         return call.whole(out)
 
     def _run_of(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[..., object]:
-        if self._kernels:
-            for x in (*args, *kwargs.values()):
-                if isinstance(x, webtorch.Tensor) and x.device.type in self._kernels:
-                    return self._kernels[x.device.type]
-        if self._function is None:
+        found = _for_device(self._kernels, args, kwargs) or self._function
+        if found is None:
             raise NotImplementedError(
                 f"torch.ops.{self._name.replace('::', '.')}: no function of it has been registered for these arguments"
             )
-        return self._function
+        return found
 
     def _run(self, *args: object, **kwargs: object) -> Any:
         return self._run_of(args, kwargs)(*args, **kwargs)
@@ -214,6 +218,17 @@ class CustomOpDef:
     ) -> None:
         """Take the gradient: `backward(ctx, *grads)`, after `setup_context(ctx, inputs, output)`."""
         self._backward, self._setup_context = backward, setup_context
+
+
+def _for_device(
+    given: dict[str, Callable[..., object]], args: tuple[object, ...], kwargs: dict[str, object]
+) -> Callable[..., object] | None:
+    """Return what is given for the kind of device that one of the tensors is on, or None."""
+    if given:
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, webtorch.Tensor) and x.device.type in given:
+                return given[x.device.type]
+    return None
 
 
 def _with_dims(out: Any, where: Any) -> list[tuple[Any, Any]]:
@@ -466,14 +481,19 @@ class Library:
         with_keyset: bool = False,
         allow_override: bool = False,
     ) -> None:
-        """Give the function of an operator."""
+        """Give the function of an operator for a key: a kind of device, autograd of one or of all, "" for the rest."""
         key = dispatch_key or self.dispatch_key
-        if key in ("Meta", "Autograd") or key.startswith("Autocast"):
+        if key == "Meta" or key.startswith("Autocast"):
             return
-        operator = _named(op_name)
-        name = op_name if operator is None else operator._name
-        name = name if "::" in name else f"{self.ns}::{name}"
-        _operator(name).register_kernel("cpu" if key == "CPU" else None, fn)
+        named = _named(op_name)
+        name = op_name if named is None else named._name
+        operator = _operator(name if "::" in name else f"{self.ns}::{name}")
+        kind = key.removeprefix("Autograd").lower()
+        kind = "webgpu" if kind == "privateuse1" else kind
+        if key.startswith("Autograd"):
+            operator._above[kind] = fn
+        else:
+            operator.register_kernel(None if kind.startswith("composite") else kind or None, fn)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from types import TracebackType
 from typing import Any
 
 from webtorch.as_torch.names import unpickler
@@ -86,12 +85,7 @@ class _open_file_like:
     def __enter__(self) -> Any:
         return self.stream
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self.is_path:
             self.stream.close()
         elif "w" in self.mode:

@@ -24,4 +24,7 @@ def _tensor_str(self: Tensor, indent: int) -> str:
 
 
 def _str(self: Tensor, *, tensor_contents: object = None) -> str:
-    return repr(self)
+    return Tensor.__repr__(self, tensor_contents=tensor_contents)  # type: ignore[call-arg]
+
+
+_str_intern = _str

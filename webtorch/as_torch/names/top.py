@@ -12,6 +12,7 @@ from webtorch.as_torch.names.serialization import PyTorchFileReader as PyTorchFi
 from webtorch.as_torch.names.serialization import PyTorchFileWriter as PyTorchFileWriter
 from webtorch.functions import public as webtorch
 from webtorch.functions.storages import FloatStorage as Storage  # noqa: F401
+from webtorch.functions.storages import StorageBase as StorageBase
 from webtorch.futures import Future as Future
 from webtorch.jit import ScriptModule as ScriptModule
 from webtorch.nn.functional.attention import multi_head_attention_forward

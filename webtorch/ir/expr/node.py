@@ -311,6 +311,7 @@ def unary_function(name: str, **facts: Any) -> Callable[[Expr], Expr]:
     declare(name, 1, **facts)
 
     def function(x: Expr) -> Expr:
+        """Apply the function."""
         return unary(name, x)
 
     function.__name__ = name
@@ -323,6 +324,7 @@ def binary_function(name: str, **facts: Any) -> Callable[[Operand, Operand], Exp
     declare(name, 2, **facts)
 
     def function(x: Operand, y: Operand) -> Expr:
+        """Apply the function."""
         return binary(name, x, y)
 
     function.__name__ = name

@@ -53,6 +53,7 @@ def _in_place_too(name: str, doc: str, copies: bool = True) -> Callable[..., Ten
     compute = TABLE[name].function
 
     def plain(input: Tensor, inplace: bool = False) -> Tensor:
+        """Compute the activation, in place if that is wanted."""
         if inplace and not copies:
             written: Tensor = getattr(input, f"{name}_")()
             return written
@@ -61,6 +62,7 @@ def _in_place_too(name: str, doc: str, copies: bool = True) -> Callable[..., Ten
     callee = Callee(name, lambda args, kwargs: plain(*args, **kwargs))
 
     def function(input: Tensor, inplace: bool = False) -> Tensor:
+        """Enter the call, or compute it where nobody looks."""
         if active.count:
             found: Tensor = call(callee, (input,), {"inplace": True} if inplace else {})
             return found

@@ -29,6 +29,7 @@ class _LU:
         m, n = self.m, self.n
 
         def columns(size: int, at: Part) -> str:
+            """Return the text that factors the columns."""
             wait = "workgroupBarrier();"
             return self.columns(size, at, wait, f"{n}u", f"{self.k}u", "0u", f"{m}u", n)
 

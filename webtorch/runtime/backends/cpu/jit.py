@@ -31,11 +31,12 @@ from webtorch.ir.expr import FUNCTIONS
 from webtorch.runtime.backends.cpu import lane_loops
 from webtorch.runtime.backends.cpu.loopcode import LoopCompiler
 from webtorch.runtime.backends.cpu.machine import libm
+from webtorch.runtime.backends.cpu.slotcode import INTERPRETER
 from webtorch.runtime.disk import CODE
 from webtorch.runtime.interrupt import firm
 
-# Part of the key of code on disk: raise it when loopcode.py, machine.py or lane_loops.py change what is
-# generated.
+# Part of the key of code on disk: raise it when loopcode.py, slotcode.py, machine.py or lane_loops.py change what
+# is generated.
 _VERSION = 13
 
 
@@ -48,18 +49,6 @@ def available() -> bool:
 
 
 # -- LLVM ---------------------------
-
-# What code may call of the interpreter's.
-INTERPRETER = (
-    "PyLong_AsVoidPtr", "PyLong_AsUnsignedLongLongMask", "PyFloat_AsDouble", "PyErr_Occurred", "PyLong_FromLong",
-    "PyEval_SaveThread", "PyEval_RestoreThread", "PyErr_BadArgument", "PyLong_FromVoidPtr", "PyLong_FromSsize_t",
-    "PyErr_ExceptionMatches", "PyErr_Clear", "Py_IncRef", "Py_DecRef", "PyList_Size", "PyList_GetItem",
-    "PyList_SetSlice", "PyTuple_Size", "PyTuple_GetItem", "PyDict_SetItem", "PyBytes_AsString", "PyObject_Size",
-    "PyObject_CallNoArgs", "PyObject_CallOneArg", "PyType_IsSubtype", "PyType_GenericAlloc", "PyLong_AsSsize_t",
-    "PyList_Append", "PyList_AsTuple", "PyTuple_New", "PyTuple_SetItem", "PyDict_GetItemWithError", "PyObject_Str",
-    "PyObject_GetAttr", "PyObject_SetAttr", "PyObject_RichCompareBool", "PyObject_Vectorcall",
-    "PyIter_Next", "PyWeakref_NewRef",
-)  # fmt: skip
 
 
 class _Engine:
@@ -305,17 +294,21 @@ def _engine() -> _Engine:
 _PARSING = threading.Lock()
 
 
-def parsed(source: str, name: str) -> ast.FunctionDef:
-    """Return the tree of the one function of a loop text, under another name."""
+def tree(source: str) -> ast.Module:
+    """Return the tree of a text."""
     with _PARSING:
         try:
-            module = ast.parse(source)
+            return ast.parse(source)
         except SystemError:
-            module = ast.parse(source)
-    (tree,) = module.body
-    assert isinstance(tree, ast.FunctionDef)
-    tree.name = name
-    return tree
+            return ast.parse(source)
+
+
+def parsed(source: str, name: str) -> ast.FunctionDef:
+    """Return the tree of the one function of a loop text, under another name."""
+    (function,) = tree(source).body
+    assert isinstance(function, ast.FunctionDef)
+    function.name = name
+    return function
 
 
 def llvm_text(source: str, name: str, fused: bool, position_bits: int = 64) -> str:

@@ -5,13 +5,12 @@ modules.
 from __future__ import annotations
 
 import ctypes
-import re
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from webtorch.runtime.backends.cpu import jit, launch
+from webtorch.runtime.backends.cpu import jit, launch, slotcode
 
 
 class _Member(ctypes.Structure):
@@ -37,79 +36,67 @@ class _Slot(ctypes.Structure):
     )
 
 
-# What texts begin with: an object, and a number, of what lies at a place.
+# What texts begin with. The class of an object is a word of it.
 _HELP = """
-define internal ptr @at(ptr %object, i64 %offset) alwaysinline {
-  %place = getelementptr i8, ptr %object, i64 %offset
-  %found = load ptr, ptr %place
-  ret ptr %found
-}
+def type_of(x) -> object:
+    return x[TYPE]
 
-define internal i64 @whole(ptr %object, i64 %offset) alwaysinline {
-  %place = getelementptr i8, ptr %object, i64 %offset
-  %found = load i64, ptr %place
-  ret i64 %found
-}
+def is_a(x, cls) -> bool:
+    return x != null and type_of(x) == cls
+
+def held(x) -> object:
+    Py_IncRef(x)
+    return x
+
+def put(place, value):
+    # Put another value into a slot.
+    old = place[0]
+    place[0] = held(value)
+    Py_DecRef(old)
 """
 # The kind of a member that is an object, or not there.
 _OBJECT = 16
 
 
-def offset(cls: type[object], name: str) -> int:
-    """Return where objects of a class keep a slot. Raises LookupError for what is none."""
-    for base in cls.__mro__:
-        if name in vars(base):
-            slot = vars(base)[name]
-            if type(slot).__name__ != "member_descriptor":
-                break
-            member = _Slot.from_address(id(slot) + object.__basicsize__).member.contents
-            if member.name != name.encode() or member.kind != _OBJECT:
-                break
-            return int(member.offset)
-    raise LookupError(f"{cls.__name__}.{name} is no slot")
-
-
-def text(
-    text: str, classes: Mapping[str, type[object]], words: Sequence[str], others: Mapping[str, int]
-) -> str:
-    """Return a text in LLVM's own language with numbers for names in it, behind `_HELP`.
-
-    The names are TYPE (where an object keeps its class), those of `others`, and what has two parts: NODE_kind is where
-    objects of `classes["NODE"]` keep `kind`, WORD_kind where the word of this name is, in bytes, and IS_kind its
-    number. Raises LookupError where something is no slot.
-    """
-    known = {"TYPE": object.__basicsize__ - 8, **others}
-
-    def place(found: re.Match[str]) -> str:
-        """Return the number that stands for a name."""
-        if found[0] in known:
-            return str(known[found[0]])
-        kind, name = found.groups()
-        if kind in ("IS", "WORD"):
-            number = words.index(name)
-            return str(number if kind == "IS" else 8 * number)
-        return str(offset(classes[kind], name))
-
-    names = re.sub(rf"\b({'|'.join(known)})\b", place, text)
-    return _HELP + re.sub(r"\b([A-Z][A-Z_]*[A-Z])_([a-z_]+)\b", place, names)
+def offsets(cls: type[object]) -> dict[str, int]:
+    """Return where objects of a class keep what its slots hold."""
+    found: dict[str, int] = {}
+    for base in reversed(cls.__mro__):
+        for name, slot in vars(base).items():
+            found.pop(name, None)
+            if type(slot).__name__ == "member_descriptor":
+                member = _Slot.from_address(id(slot) + object.__basicsize__).member.contents
+                if member.name == name.encode() and member.kind == _OBJECT:
+                    found[name] = int(member.offset)
+    return found
 
 
 def assembled(
     source: str,
     names: tuple[str, ...],
     classes: Mapping[str, type[object]],
-    words: Sequence[str],
-    others: Mapping[str, int],
+    structs: Mapping[str, Sequence[str]],
+    numbers: Mapping[str, int],
 ) -> Sequence[int] | None:
-    """Return where the functions of a text are (see `text`); None where there is no machine code, or objects are of
-    another making.
+    """Return where the functions of a text (see `slotcode`) are; None where there is no machine code, or objects are
+    of another making.
+
+    `classes` and `structs` are what it says of addresses: slots, and words in a row. `numbers` are its other names.
     """
     if not jit.available() or sys.implementation.name != "cpython":
         return None
     if ctypes.sizeof(ctypes.c_void_p) != 8 or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return None
+    fields = {name: offsets(cls) for name, cls in classes.items()}
+    fields |= {name: {word: 8 * n for n, word in enumerate(ws)} for name, ws in structs.items()}
+    known = {"TYPE": object.__basicsize__ // 8 - 1, **numbers}
+
+    def text() -> str:
+        """Return the text in LLVM's own language."""
+        return slotcode.written(jit.tree(_HELP + source), fields, known)
+
     try:
-        return jit.assemble(text(source, classes, words, others), names)
+        return jit.assemble(text, names, f"{_HELP}{source}{fields}{known}")
     except LookupError:
         return None
 

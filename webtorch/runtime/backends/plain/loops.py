@@ -113,6 +113,7 @@ class Loops(ValueWalk[Value], Scalars):
             d = live[place]
 
             def turn(number: Value) -> None:
+                """Write the loops inside, where this variable is known."""
                 self.scopes[-1].names["index", d] = number
                 inside(place + 1)
 
@@ -316,6 +317,7 @@ class Loops(ValueWalk[Value], Scalars):
         for c in checks:
 
             def test(c: Check = c) -> None:
+                """Write one test."""
                 self.report(self.status, c.site, self.value(c.value), c.low, c.high)
 
             if any(not isinstance(d, tuple) and d >= self.first_inner for d in self.deps(c.value)):
@@ -337,6 +339,7 @@ class Loops(ValueWalk[Value], Scalars):
         running = [_Running(self, self.kernel.reduces[k]) for k in group]
 
         def turn() -> None:
+            """Take the values of one inner point."""
             for one in running:
                 one.take(self.value(one.reduce.value))
 
@@ -487,6 +490,7 @@ class _Product:
         total = m.constant(_size(m, self.rows), int32)
 
         def rows(first: Value) -> None:
+            """Write a tile of rows, from the first on."""
             four = m.variable(total - first)
             m.put(
                 four,
@@ -496,6 +500,7 @@ class _Product:
             )
 
             def row(number: Value) -> None:
+                """Pack one row of the left operand."""
                 m.decode(self.rows, first + number)
                 target = strip + (number << m.constant(2, int32))
                 self.pack(self.left, target, list(m.inner), ROWS, [])
@@ -506,11 +511,13 @@ class _Product:
             )
 
             def results(number: Value) -> None:
+                """Store one row of the tile."""
                 m.decode(self.rows, first + number)
                 start = tile + number * m.constant(4 * padded, int32)
                 place = m.variable(start)
 
                 def column() -> None:
+                    """Store one sum."""
                     result = m.load(float32, place)
                     m.put(place, place + m.constant(4, int32))
                     node = ex.reduced(0, float32)
@@ -534,11 +541,13 @@ class _Product:
         inner = [d for d in dims if d not in along]
 
         def element() -> None:
+            """Copy one element."""
             found = m.value(side)
             m.store(float32, place, found)
             m.put(place, place + m.constant(4, int32))
 
         def row() -> None:
+            """Copy a row, and skip what fills up its last vector."""
             m.nest(along, element)
             if width > count:
                 m.put(place, place + m.constant(4 * (width - count), int32))

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from webtorch.errors import DeviceError
 from webtorch.runtime.backends.webgpu.binding import Adapter
@@ -243,6 +243,19 @@ def has_matrix_units(adapter: AdapterInfo, features: frozenset[str]) -> bool:
         "min_subgroup_size": 32, "max_subgroup_size": 32,
     }  # fmt: skip
     return any(all(one.get(key) == value for key, value in wanted.items()) for one in found)
+
+
+def subgroup_size(adapter: AdapterInfo, features: frozenset[str]) -> int:
+    """Return how many invocations a subgroup of a device with `features` has; 0 where that varies. Only Dawn can say
+    so."""
+    if "subgroups" not in features or binding_name() != "dawn":
+        return 0
+    found = importlib.import_module(f"{binding().__name__}.backends.dawn._ffi")
+    info, handle = found.ffi.new("WGPUAdapterInfo *"), cast("Any", adapter.handle)
+    found.lib.wgpuAdapterGetInfo(handle._internal, info)
+    least, most = int(info.subgroupMinSize), int(info.subgroupMaxSize)
+    found.lib.wgpuAdapterInfoFreeMembers(info[0])
+    return least if least == most else 0
 
 
 def is_available() -> bool:

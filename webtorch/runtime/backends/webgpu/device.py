@@ -47,6 +47,7 @@ from webtorch.runtime.backends.webgpu.adapter import (
     binding,
     has_matrix_units,
     quiet_loader,
+    subgroup_size,
 )
 from webtorch.runtime.backends.webgpu.binding import Adapter, Device
 from webtorch.runtime.backends.webgpu.encoding import Encoding
@@ -844,6 +845,7 @@ def _limits(limits: dict[str, int], adapter: AdapterInfo, features: frozenset[st
         has_joint_products=adapter.is_hardware,
         family=family_of(adapter.name, adapter.adapter_type),
         has_matrix_units="subgroups" in features and has_matrix_units(adapter, features),
+        subgroup=subgroup_size(adapter, features),
         # Others may be told an instruction that their driver takes apart.
         has_dots=adapter.adapter_type == "DiscreteGPU",
         # Drivers of others may take numbers below the normal ones for zeros.
