@@ -171,7 +171,8 @@ BEHAVIOUR = """
 - PyTorch's device "webgpu" has no quantised tensors, no nested tensors of layout `torch.strided` (those of
   `torch.jagged` are there), and no clones that share memory until one is written (`_lazy_clone`). An index out of
   range raises where the next value is read, as on other accelerators. Its memory cannot be shared with other
-  libraries (DLPack) or processes.
+  libraries (DLPack) or processes. `torch._C._select_conv_backend` calls its convolutions `Overrideable`, as those of
+  all devices from outside PyTorch.
 - Random numbers are those of webtorch's own generator (Philox); only `torch.manual_seed` reproducibility is PyTorch's.
 """
 # The modules of PyTorch's documentation.

@@ -887,3 +887,33 @@ def test_a_switch_is_asked_of_calls_that_are_known(webgpu: str) -> None:
                 write(x, i, v)
         finally:
             torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x, i, m: x.masked_fill_(m, 2.0),
+        lambda x, i, m: x.masked_fill_(m, m.new_tensor(2.0, dtype=x.dtype)),
+        lambda x, i, m: x.index_fill_(0, i, 2.0),
+        lambda x, i, m: x.index_put_((i,), x.new_ones(3)),
+        lambda x, i, m: setitem(x, i, 2.0),
+        lambda x, i, m: x.index_put_((i,), x.new_ones(3), accumulate=True),
+    ],
+)
+def test_what_is_expanded_is_written_with_a_warning(
+    webgpu: str, write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
+) -> None:
+    def on(device: str) -> torch.Tensor:
+        memory = torch.tensor([5.0], device=device)
+        x = memory.expand(3)
+        with pytest.warns(UserWarning, match="on expanded tensors is deprecated"):
+            write(
+                x,
+                torch.tensor([2, 1, 0], device=device),
+                torch.tensor([True, False, True], device=device),
+            )
+        return torch.cat([x, memory])
+
+    both(webgpu, on)
+    with pytest.raises(RuntimeError, match="more than one element"):
+        torch.zeros(1, device=webgpu).expand(3).add_(1)

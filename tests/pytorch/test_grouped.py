@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+import webtorch
 from webtorch.pytorch import device
 
 ENDS = [
@@ -114,3 +118,26 @@ def test_whole_numbers_are_counted_as_on_other_accelerators(webgpu: str) -> None
         assert found.tolist() == [int((x == i).sum()) for i in range(8)]
     spread = torch.histc(x.to(webgpu), bins=3, min=0, max=8).tolist()
     assert spread == [int(((x >= a) & (x < b)).sum()) for a, b in ((0, 3), (3, 6), (6, 9))]
+
+
+@pytest.mark.parametrize(("rows", "ends"), ENDS)
+def test_under_our_own_name(rows: int, ends: list[int]) -> None:
+    rng = np.random.default_rng(rows)
+    x, w = rng.standard_normal((rows, 16)), rng.standard_normal((len(ends), 16, 8))
+
+    def found(lib: Any) -> list[Any]:
+        function, offs = lib.nn.functional.grouped_mm, lib.tensor(ends, dtype=lib.int32)
+        a, b = (lib.tensor(v.tolist(), dtype=lib.float32).requires_grad_() for v in (x, w))
+        out = function(a, b, offs=offs)[: ends[-1]]
+        out.square().sum().backward()
+        outer = function(a.detach().t(), lib.ones(rows, 8), offs=offs)
+        turned = function(b.detach().transpose(1, 2), a.detach().t(), offs=offs)[:, : ends[-1]]
+        return [v.detach().numpy() for v in (out, a.grad[: ends[-1]], b.grad, outer, turned)]
+
+    for ours, theirs in zip(found(webtorch), found(torch), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    offs = webtorch.tensor(ends)
+    with pytest.raises(webtorch.errors.DTypeError, match="Offsets have to be int32"):
+        webtorch.nn.functional.grouped_mm(
+            webtorch.ones(rows, 4), webtorch.ones(len(ends), 4, 2), offs=offs
+        )

@@ -90,8 +90,9 @@ def _by_default_on_the_device() -> None:
     torch.set_default_device("webgpu")
     there = torch.webgpu  # type: ignore[attr-defined]
     torch.get_rng_state, torch.set_rng_state = there.get_rng_state, there.set_rng_state
-    packed = torch._VF._pack_padded_sequence  # type: ignore[attr-defined]
-    torch._VF._pack_padded_sequence = lambda x, lengths, first: packed(x, lengths.cpu(), first)  # type: ignore[attr-defined]
+    packed = torch._VF._pack_padded_sequence
+    lengths_there = lambda x, lengths, first: packed(x, lengths.cpu(), first)  # noqa: E731
+    setattr(torch._VF, "_pack_padded_sequence", lengths_there)  # noqa: B010
     for name in ("numpy", "__array__"):
         there = getattr(torch.Tensor, name)
         setattr(

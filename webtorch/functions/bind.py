@@ -44,9 +44,9 @@ _FORMULAS = (
 _FUNCTIONS = (
     "pointwise", "reduce", "variance", "cumulative", "movement", "slicing", "joining", "repeating", "padding",
     "indexing", "gather_scatter", "lookup", "ordering", "creation", "ranges", "random", "assign",
-    "contract", "products", "einsum", "convolution", "unfolding", "pooling", "resize", "norm", "loss", "attention",
-    "composite", "statistics", "quantize", "packed", "linalg", "cholesky", "orthogonal", "decomposition", "factors",
-    "lobpcg", "polynomial", "window", "copying", "complex", "fft", "spectrum", "segment", "masked", "native",
+    "contract", "grouped", "products", "einsum", "convolution", "unfolding", "pooling", "resize", "norm", "loss",
+    "attention", "composite", "statistics", "quantize", "packed", "linalg", "cholesky", "orthogonal", "decomposition",
+    "factors", "lobpcg", "polynomial", "window", "copying", "complex", "fft", "spectrum", "segment", "masked", "native",
     "sampling", "oldnames",
 )  # fmt: skip
 # namespace -> name -> function; the modules of the public surface take their names from here.

@@ -263,8 +263,18 @@ def _put(out: torch.Tensor, result: Lain | tuple[Tensor, bool]) -> None:
         store(out, *result)
 
 
+def _own_form(name: str) -> Kernel | None:
+    """Return webtorch's own form in place of an operator: it knows whether an expanded tensor is written to, with a
+    warning, or refused.
+    """
+    base = name.partition(".")[0]
+    if base == "_index_put_impl_":
+        return lambda x, indices, values, *how: x.index_put_(indices, values, *how[:1])
+    return getattr(Tensor, base, None)
+
+
 def _inplace(name: str, function: Kernel) -> Kernel:
-    kinds, function = Kinds(is_free(function)), placed(function)
+    kinds, function, own = Kinds(is_free(function)), placed(function), _own_form(name)
 
     def kernel(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         """Run the operator, and write its result to the first operand."""
@@ -279,6 +289,9 @@ def _inplace(name: str, function: Kernel) -> Kernel:
             return self
         values = [operand(a, name) for a in args]
         options = {k: operand(v, name) for k, v in kwargs.items()}
+        if own is not None and 0 in self.stride():
+            own(*values, **options)
+            return self
 
         def call(values: Sequence[Any], options: dict[str, object]) -> Any:
             """Return the result as it is stored in the first operand."""

@@ -305,3 +305,15 @@ def __getattr__(name: str) -> Any:
         # PyTorch's module; webtorch's own function of this name writes pages (`webtorch.web.export`).
         return _import_module("webtorch.fx.export")
     raise AttributeError(f"module 'torch' has no attribute {name!r}")
+
+
+def _grouped_mm(
+    self: Tensor,
+    mat2: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: Any = None,
+) -> Tensor:
+    """Return what `torch.nn.functional.grouped_mm` does."""
+    found: Tensor = TABLE["grouped_mm"](self, mat2, offs=offs, bias=bias, out_dtype=out_dtype)
+    return found

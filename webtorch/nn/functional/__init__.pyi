@@ -282,6 +282,14 @@ def group_norm(
     bias: _Tensor | None = ...,
     eps: float = ...,
 ) -> _Tensor: ...
+def grouped_mm(
+    mat_a: _Tensor,
+    mat_b: _Tensor,
+    *,
+    offs: _Tensor | None = ...,
+    bias: _Tensor | None = ...,
+    out_dtype: _DType | None = ...,
+) -> _Tensor: ...
 def gumbel_softmax(
     logits: _Tensor, tau: float = ..., hard: bool = ..., eps: float = ..., dim: int = ...
 ) -> _Tensor: ...
