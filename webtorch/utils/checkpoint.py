@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from webtorch.autograd.graph import saved_tensors_hooks
-from webtorch.dispatch.call import Callee, active, call, watched
+from webtorch.dispatch.call import Callee, active, call, refuse_scripts, watched
 from webtorch.functions.random import Generator, default_generator
 from webtorch.ir.lines import user_depth
 from webtorch.tensors import autocast, engine
@@ -415,6 +415,9 @@ class _Frame(Part):
 
     def forward(self) -> Any:
         """Return the function's result; what it saves is forgotten until backward asks."""
+        if self.autocast[0]:
+            # What a context had cast before takes its gradients later than what is cast in the part.
+            refuse_scripts("a checkpointed part under autocast")
         _do(BEGIN, self)
         args, outer = self.args, mode.saved_hooks
         if outer and part_of(outer[-1][0]) is None:
