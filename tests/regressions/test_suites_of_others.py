@@ -373,6 +373,17 @@ def test_classes_of_loaders_show_how_workers_start() -> None:
         assert loader.multiprocessing_context is not None
 
 
+@pytest.mark.parametrize("right", ["csr", "csc"])
+@pytest.mark.parametrize("left", ["csr", "csc"])
+def test_products_of_compressed_matrices_are_rows(left: str, right: str) -> None:
+    """As PyTorch's are, whatever the layouts of the operands (PyTorch Geometric)."""
+    for library in (torch, webtorch):
+        x = library.tensor([[0.0, 1, 0], [2, 0, 3], [0, 4, 0]], device="cpu")
+        y = getattr(x, f"to_sparse_{left}")() @ getattr(x, f"to_sparse_{right}")()
+        assert y.layout is library.sparse_csr
+        assert y.to_dense().tolist() == [[2, 0, 3], [0, 14, 0], [8, 0, 12]]
+
+
 def test_sizes_may_be_bools_but_the_first() -> None:
     """PyTorch looks at the first element of sizes alone (botorch's `torch.rand(n, m > 1)`)."""
     for library in (torch, webtorch):

@@ -13,7 +13,7 @@ from webtorch.sparse.layouts import coalesce, compressed, coo, matching, matchin
 from webtorch.sparse.movement import transpose
 from webtorch.sparse.tensor import BLOCKS, BY_COLUMN, Pattern, SparseTensor, added, no_kernel
 from webtorch.tensors.above import give
-from webtorch.tensors.formats import sparse_coo, sparse_csr
+from webtorch.tensors.formats import sparse_coo, sparse_csc, sparse_csr
 from webtorch.tensors.tensor import Tensor
 
 
@@ -79,6 +79,8 @@ def _sparse_product(a: SparseTensor, b: SparseTensor) -> Tensor:
     places = dense.stack([rows[value], y.places[0][1][met]])
     values = x.values_of()[value] * y.values_of()[met]
     out = coalesce(coo(places, values, (x._shape[0], y._shape[1]), False, "SparseMm"))
+    if {a.layout, b.layout} <= {sparse_csr, sparse_csc}:
+        return matching(out, sparse_csr)
     return matching_as(out, a) if a.layout is b.layout else out
 
 
