@@ -24,7 +24,7 @@ from webtorch.distributed.engine import Foreign, engine
 from webtorch.distributed.words import UNIT, Memory, Words, can_share
 from webtorch.errors import OutOfMemoryError
 from webtorch.functions.joining import cat
-from webtorch.ir.dtype import DType, Scalar, bfloat16, float16, float32
+from webtorch.ir.dtype import DType, Scalar, bfloat16, float16, float32, int32
 from webtorch.ir.graph import Node
 from webtorch.lower.compiler import compile_graph
 from webtorch.ops.primitive import IDENTITY, cast_to, copy
@@ -322,13 +322,24 @@ class Exchange:
             if place is None:
                 return None
             place.call = _SOME_CALL
-        own = place.shared.buffer(dtype, elements)
-        self._program(None, dtype, elements).run((given, own))
+        self._copy(given, place.shared.buffer(*self._copied_as(dtype, elements)), dtype, elements)
         return Put(place, self.backend.fence())
+
+    def _copied_as(self, dtype: DType, elements: int) -> tuple[DType, int]:
+        """Return as what a card copies values: numbers of 16 bits in twos, where that comes out even. Their bits stay
+        as they are, and it writes whole vectors: each part of one is a message of its own to the host's memory.
+        """
+        nbytes = elements * dtype.itemsize
+        if self.backend is _adder() or dtype.itemsize >= int32.itemsize or nbytes % int32.itemsize:
+            return dtype, elements
+        return int32, nbytes // int32.itemsize
+
+    def _copy(self, given: Buffer, into: Buffer, dtype: DType, elements: int) -> None:
+        self._program(None, *self._copied_as(dtype, elements)).run((given, into))
 
     def memory(self, dtype: DType, elements: int) -> Buffer | None:
         """Return memory for the result of a sum, where programs write into what they are given."""
-        copies = self._programs.get((None, dtype, elements, False))
+        copies = self._programs.get((None, *self._copied_as(dtype, elements), False))
         if copies is None or not copies.executable.reuses:
             return None
         return self.backend.allocate(dtype, elements)
@@ -452,10 +463,17 @@ class Exchange:
         given, turn.given = turn.given, None
         if recipe is None:
             return None
-        buffers = [
+        kind = self._copied_as(dtype, elements)
+        buffers: list[Buffer | None] = [
             None if f is None or f.shared is None else f.shared.buffer(dtype, elements)
             for f in found
         ]
+        if kind[0] is not dtype:
+            # A card does not keep what it reads of the host's memory: it is read once, in whole vectors.
+            for rank, f in enumerate(found):
+                if f is not None and f.shared is not None:
+                    buffers[rank] = here = self.backend.allocate(dtype, elements)
+                    self._copy(f.shared.buffer(*kind), here, dtype, elements)
         buffers[self._rank] = buffers[self._rank] or given
         result = self._program(recipe, dtype, elements).run(buffers, into)
         turn.fence = self.backend.fence()
