@@ -290,6 +290,9 @@ def put(written: Sequence[torch.Tensor | None], parts: Sequence[torch.Tensor | N
 
 
 def _part(x: torch.Tensor) -> torch.Tensor | None:
+    # Sparse gradients have no memory of their own.
+    if x.layout is not torch.strided:
+        return None
     carried: Any = _find(x)
     bucket = getattr(carried, "_webgpu", None)
     if type(bucket) is not Bucket or not x.is_contiguous():
