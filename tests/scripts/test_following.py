@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import itertools
@@ -1822,6 +1823,34 @@ def test_a_checkpointed_part_is_computed_again_as_far_as_without_scripts(
     assert found[0] == pytest.approx(plain[0], rel=1e-4)
     assert found[1] == plain[1] == [20, 10]
     assert found[2] >= (4 if extra else 6)
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_checkpoints_are_followed_under_autocast_unless_it_began_before_another_backward_pass(
+    around: bool, follower: Any
+) -> None:
+    def run(t: Any) -> list[float]:
+        model, x, losses = t.nn.Sequential(t.nn.Linear(4, 4), t.nn.Tanh()), t.ones(2, 4), []
+        with t.no_grad():
+            for p in model.parameters():
+                p.copy_(t.arange(float(p.numel())).reshape(p.shape).sin())
+        optimizer = t.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(4):
+            with contextlib.ExitStack() as contexts:
+                for _ in range(6):
+                    if around:
+                        contexts.enter_context(t.autocast("cpu"))
+                    with contextlib.nullcontext() if around else t.autocast("cpu"):
+                        h = t.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+                        loss = model(h).float().square().mean()
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+                    losses.append(loss.item())
+        return losses
+
+    assert run(torch) == pytest.approx(run(pytest.importorskip("torch")), rel=1e-5)
+    assert (follower().counts["followed"] >= 16) != around
 
 
 def test_a_script_that_is_left_after_a_checkpoint_has_its_gradients() -> None:

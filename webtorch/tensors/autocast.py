@@ -17,7 +17,7 @@ from webtorch.dispatch.call import Args, Callee, Kwargs, Run, active, install
 from webtorch.ir.dtype import DType, bfloat16, float16, float32, float64
 from webtorch.ops.record import Autocast, AutocastRule
 from webtorch.tensors.host import tracing
-from webtorch.tensors.modes import carried, enable_grad, mode
+from webtorch.tensors.modes import carried, enable_grad, mode, passes
 from webtorch.tensors.tensor import Tensor
 
 KINDS = ("cpu", "webgpu")
@@ -40,6 +40,8 @@ class Casts(dict[int, tuple[weakref.ref[Tensor], Tensor]]):
     def __init__(self) -> None:
         super().__init__()
         self.open = True
+        # The last backward pass before.
+        self._began = passes.last
         # Whether the context was entered inside a capture: what a capture makes must not be kept by a
         # context outside of it, nor the other way around.
         self.traced = tracing.active
@@ -48,6 +50,14 @@ class Casts(dict[int, tuple[weakref.ref[Tensor], Tensor]]):
         """Forget what was cast, for good."""
         self.clear()
         self.open = False
+
+    def are_old(self) -> bool:
+        """Whether there has been a backward pass since the context began, or a cast is computed already, as after a
+        step that was followed.
+        """
+        return self._began != passes.last or any(
+            cast._storage.node.kind == "buffer" for _, cast in self.values()
+        )
 
     def cast_of(self, x: Tensor, dtype: DType) -> Tensor | None:
         """Return what a leaf was cast to."""

@@ -25,7 +25,7 @@ from webtorch.tensors.base import TensorBase, wraps
 from webtorch.tensors.device import device_of
 from webtorch.tensors.formats import strided
 from webtorch.tensors.host import tracing
-from webtorch.tensors.modes import Task, in_transform, mode
+from webtorch.tensors.modes import Task, in_transform, mode, passes
 from webtorch.tensors.order import graph_of, in_heaps_order
 from webtorch.tensors.tape import (
     FREED,
@@ -154,8 +154,6 @@ class InPass:
             mode.saved_hooks = self.hooks
 
 
-# Numbers of backward passes.
-_passes = itertools.count()
 # The place among what waits of a leaf whose gradient is whole: functions stand at the negative of their number.
 _FIRST = -sys.maxsize
 
@@ -179,7 +177,7 @@ class Backward:
     ) -> None:
         """`ends`: where the gradients that are asked for are; None: at every leaf."""
         self.starts = starts
-        self.number = next(_passes)
+        self.number = passes.last = next(passes.numbers)
         # The function that runs.
         self.running: GradFn | None = None
         # The last one that has sent what it gave.

@@ -42,6 +42,16 @@ def records_for_pages() -> bool:
     return _pages.get()
 
 
+class _Passes:
+    """Backward passes: the numbers of those to come, and of the last."""
+
+    numbers = itertools.count(1)
+    last = 0
+
+
+passes = _Passes()
+
+
 class Task(Protocol):
     """A backward pass, as what runs within it sees it."""
 

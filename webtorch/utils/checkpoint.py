@@ -415,9 +415,11 @@ class _Frame(Part):
 
     def forward(self) -> Any:
         """Return the function's result; what it saves is forgotten until backward asks."""
-        if self.autocast[0]:
-            # What a context had cast before takes its gradients later than what is cast in the part.
-            refuse_scripts("a checkpointed part under autocast")
+        if autocast.state.casts is not None and autocast.state.casts.are_old():
+            # They take their gradients later than what is cast in the part.
+            refuse_scripts(
+                "a checkpointed part under autocast that began before another backward pass"
+            )
         _do(BEGIN, self)
         args, outer = self.args, mode.saved_hooks
         if outer and part_of(outer[-1][0]) is None:
