@@ -232,7 +232,7 @@ def test_missing_names_of_every_place_say_so() -> None:
         ("utils.data", "IterDataPipe"),
         ("autograd", "NestedIOFunction"),
         ("random", "thread_safe_generator"),
-        ("nn.functional", "grouped_mm"),
+        ("nn.functional", "scaled_grouped_mm"),
     ):
         module = __import__(f"webtorch.{place}", fromlist=["x"])
         with pytest.raises(AttributeError, match="PyTorch has it, webtorch does not"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -72,7 +71,6 @@ def _cast_of(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _forget(original: Callable[[], None]) -> Callable[[], None]:
-    @functools.wraps(original)
     def clear_autocast_cache() -> None:
         """Forget the parameters that were cast, on all devices."""
         _casts.clear()
