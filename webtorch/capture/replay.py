@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -81,11 +81,7 @@ def replay(
     rebuild = Rebuild(fresh, captured.targets, moved, given, read)
     if backward is not None:
         results = [rebuild(r) for r in backward.results]
-        for i in backward.read_outputs:
-            target = fresh.get(i) or captured.targets[i]
-            assert isinstance(target, Storage)
-            storage = moved.get(target, target)
-            held.append((storage, storage.version))
+        held += rebuild.versions(backward.read_outputs)
         backward.attach(results, given, held, buffers[len(captured.targets) :], args)
     for gradient, owner in replaced:
         owner._grad = rebuild(gradient.after)
@@ -200,6 +196,17 @@ class Rebuild:
             return self.read.get(id(x), float(x))
         return rebuilt(x, self)
 
+    def versions(self, outputs: Iterable[int]) -> list[tuple[Storage, int]]:
+        """Return the storages of outputs, and how often each has been written."""
+        return [(storage, storage.version) for storage in map(self._output, outputs)]
+
+    def _output(self, number: int) -> Storage:
+        return self._moved(self.fresh.get(number) or self.targets[number])
+
+    def _moved(self, storage: object) -> Storage:
+        assert isinstance(storage, Storage)
+        return self.moved.get(storage, storage)
+
     def _tensor(self, x: Returned) -> Tensor:
         if isinstance(x.origin, int):
             return self.given[x.origin]
@@ -214,11 +221,7 @@ class Rebuild:
                 base = base.detach()
             name = x.history.removesuffix("Backward0") or "AsStrided"
             return as_view(base, x.shape, x.strides, x.offset, name=name)
-        storage = x.storage
-        if x.number is not None:
-            storage = self.fresh.get(x.number) or self.targets[x.number]  # type: ignore[assignment]
-        assert isinstance(storage, Storage)
-        storage = self.moved.get(storage, storage)
+        storage = self._moved(x.storage) if x.number is None else self._output(x.number)
         whole = (
             x.offset == 0
             and storage.elements == numel(x.shape)
