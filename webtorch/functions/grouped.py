@@ -19,8 +19,10 @@ from webtorch.ir.dtype import DType, float32, int32, int64
 from webtorch.ops.comparison import eq, le, logical_and, lt
 from webtorch.ops.elementwise import floor_divide
 from webtorch.ops.primitive import cast_to, fill, iota
-from webtorch.ops.record import composite
+from webtorch.ops.record import Family, composite
 from webtorch.tensors.tensor import Tensor
+
+FAMILY: Family = "contract"
 
 # Rows of one group that share a copy of their matrix, and bytes of such copies that are in memory at once.
 _TILE, _BYTES = 64, 1 << 28
@@ -99,13 +101,7 @@ def _right_slope(g: Tensor, _out: Tensor, left: Tensor, _right: Tensor, ends: Te
     return rows_by_groups(left, g, ends)
 
 
-@composite(
-    name="_rows_by_groups",
-    function_in=(),
-    torch="",
-    family="contract",
-    vjp=(_rows_slope, _matrices_slope, None),
-)
+@composite(name="_rows_by_groups", function_in=(), vjp=(_rows_slope, _matrices_slope, None))
 def rows_by_groups(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """(rows, k) and (groups, k, n): each row with the matrix of its group, (rows, n)."""
     count, (_, k, n) = rows._shape[0], matrices._shape
@@ -123,13 +119,7 @@ def rows_by_groups(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     return tiles.give_back(found[0] if len(found) == 1 else cat(found), count)
 
 
-@composite(
-    name="_groups_of_products",
-    function_in=(),
-    torch="",
-    family="contract",
-    vjp=(_left_slope, _right_slope, None),
-)
+@composite(name="_groups_of_products", function_in=(), vjp=(_left_slope, _right_slope, None))
 def groups_of_products(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     """(rows, m) and (rows, n): the sum over the rows of each group of their outer products, (groups, m, n)."""
     count, m, n, groups = left._shape[0], left._shape[1], right._shape[1], ends._shape[0]
@@ -149,7 +139,7 @@ def groups_of_products(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     return cast_to(total.reshape(groups, m, n), left.dtype)
 
 
-@composite(family="contract", function_in=("nn.functional",), torch="nn.functional.grouped_mm")
+@composite(function_in=("nn.functional",))
 def grouped_mm(
     mat_a: Tensor,
     mat_b: Tensor,
