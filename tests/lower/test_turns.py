@@ -45,6 +45,8 @@ def test_what_a_norm_leaves_is_rounded_where_it_is_computed(
     assert turns(program) == [(2, 1), (1, 0)]
     row = program.routines[0]
     assert isinstance(row, Several) and [len(p.reduces) for p in row.parts] == [1, 0]
+    # Nobody else sees the row: it stays in the workgroup's memory.
+    assert [count for _, count in row.local] == [4096 + 4]
     assert Program.from_json(program.to_json()) == program
 
 
@@ -58,7 +60,11 @@ def attention(q: Any, k: Any, v: Any) -> Any:
 def test_heads_need_their_own_scores_only() -> None:
     shapes = ((4, 16), (4, 24, 16), (4, 24, 16))
     given = [webtorch.zeros(*s, device="meta") for s in shapes]
-    assert turns(program_of(attention, *given, limits=GPU)) == [(3, 4)]
+    program = program_of(attention, *given, limits=GPU)
+    assert turns(program) == [(3, 4)]
+    several = program.routines[0]
+    # Its scores, and what they become.
+    assert isinstance(several, Several) and [count for _, count in several.local] == [24, 24]
     # Keys that lie place by place are read only: heads are still apart.
     assert len(program_of(attention, *given, limits=replace(GPU, has_turns=False)).steps) == 3
 

@@ -163,7 +163,8 @@ class Several:
     other. Their buffers and arguments are numbered in common.
 
     Where there are `groups`, the parts run in turn, each after those that it needs: so many workgroups have a share of
-    the outer points of each part, in row-major order, and read nothing that the others write.
+    the outer points of each part, in row-major order, and read nothing that the others write. Of `local` buffers nobody
+    else sees what they hold: of each of these a workgroup may have so many elements of its own, those of its group.
     """
 
     name: str
@@ -171,6 +172,7 @@ class Several:
     buffers: tuple[BufferSlot, ...]
     args: tuple[DType, ...] = ()
     groups: int = 0
+    local: tuple[tuple[int, int], ...] = ()
 
     def __str__(self) -> str:
         turns = f"  in turn, {self.groups} groups" if self.groups else ""

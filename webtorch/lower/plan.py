@@ -536,7 +536,11 @@ class _Planner:
             steps.append(Dispatch(number, buffers, task.args, task.line))
         self._note_groups(steps, routines)
         kept = {self.memory.buffer_of[n] for n in (*self.inputs, *self.outputs)}
-        for join in (functools.partial(join_products, kept=kept), put_together, put_in_turn):
+        for join in (
+            functools.partial(join_products, kept=kept),
+            put_together,
+            functools.partial(put_in_turn, kept=kept),
+        ):
             remarks: list[Remark] = []
             joined = join(steps, routines, self.limits, remarks=remarks)
             self._note_remarks(steps, routines, remarks)

@@ -8,7 +8,7 @@ what a norm leaves is one workgroup's, and attention of one query splits into he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -28,6 +28,8 @@ _MOST_WORK = 400_000
 _MOST_POINTS = 1 << 16
 # How many times as much as all others together a large one takes.
 _LARGER = 16
+# The part of a workgroup's memory that may hold what it alone sees.
+_HELD = 0.75
 # What reading an element counts as.
 _LOAD = 2
 # Points of a row that one invocation computes together, and what they share once.
@@ -48,11 +50,16 @@ class _Part:
 
 
 def put_in_turn(
-    steps: list[Step], routines: list[Routine], limits: Limits, remarks: list[Remark]
+    steps: list[Step],
+    routines: list[Routine],
+    limits: Limits,
+    remarks: list[Remark],
+    kept: Collection[int] = (),
 ) -> tuple[list[Step], list[Routine]]:
     """Return steps and routines with kernels that follow each other put into one dispatch.
 
-    `remarks` gets the reason why a step was not put together with the one before it.
+    `remarks` gets the reason why a step was not put together with the one before it. `kept` are buffers that are the
+    caller's.
     """
     if not limits.has_turns:
         return steps, routines
@@ -60,6 +67,10 @@ def put_in_turn(
     routines = list(routines)
     run: list[_Part] = []
     groups = 0
+    users: dict[int, set[int]] = {b: {-1} for b in kept}
+    for number, step in enumerate(steps):
+        for b in step.buffers:
+            users.setdefault(b, set()).add(number)
 
     def close() -> None:
         """Emit what runs in turn."""
@@ -69,7 +80,8 @@ def put_in_turn(
         else:
             parts, buffers, args, dispatch = in_common(numbers, steps, routines)
             name = f"{parts[-1].name}_after_{len(parts) - 1}"
-            several = Several(name, parts, buffers, args, groups)
+            own = {i for i, b in enumerate(dispatch.buffers) if users[b] <= {*numbers}}
+            several = _with_local(Several(name, parts, buffers, args, groups), own, limits)
             if several not in routines:
                 routines.append(several)
             made.append(replace(dispatch, routine=routines.index(several)))
@@ -93,6 +105,45 @@ def put_in_turn(
     return (steps, routines) if len(made) == len(steps) else without_unused(made, routines)
 
 
+def _with_local(several: Several, own: set[int], limits: Limits) -> Several:
+    """Return kernels that run in turn with those of their `own` buffers as local in which each group sees its share."""
+    memo: Memo = {}
+    local: list[tuple[int, int]] = []
+    left = _HELD * limits.workgroup_memory_bytes
+    for b in sorted(own):
+        users = [p for p in several.parts if any(n == b for n, _ in _touched(p))]
+        slot = several.buffers[b]
+        if len(users) < 2 or any(n == b for n, _ in _read(users[0])):
+            continue
+        count, low, high = slot.elements, 0, slot.elements - 1
+        if several.groups > 1:
+            found = {
+                _span(p, affine(position, memo), digits_of(p.outer, several.groups) or ())
+                for p in users
+                for n, position in _touched(p)
+                if n == b
+            }
+            # All find a group's share by the same step (`_are_apart`).
+            count = next(iter(found))[0]
+            low, high = min(low for _, low, _ in found), max(high for *_, high in found)
+        nbytes = max(slot.dtype.itemsize, 4) * count
+        if low >= 0 and high < count and nbytes <= left:
+            local.append((b, count))
+            left -= nbytes
+    return replace(several, local=tuple(local))
+
+
+def _read(kernel: Kernel) -> set[tuple[int, ex.Expr]]:
+    """Return the buffers that a kernel reads, each with the position."""
+    loads = (n for n in ex.walk(*kernel.expressions()) if n.op == "load")
+    return {(n.value, n.args[0]) for n in loads}
+
+
+def _touched(kernel: Kernel) -> set[tuple[int, ex.Expr]]:
+    """Return the buffers that a kernel reads or writes, each with the position."""
+    return _read(kernel) | {(s.buffer, s.position) for s in kernel.stores}
+
+
 def _part(number: int, step: Step, routines: Sequence[Routine]) -> _Part | None:
     """Return a step as one that may run in turn with others."""
     kernel = None if isinstance(step, Copy) else routines[step.routine]
@@ -102,9 +153,7 @@ def _part(number: int, step: Step, routines: Sequence[Routine]) -> _Part | None:
     if kernel.is_large or sums or not kernel.outer_count * kernel.inner_count:
         return None
     memo: Memo = {}
-    reads = {
-        (step.buffers[n.value], n.args[0]) for n in ex.walk(*kernel.expressions()) if n.op == "load"
-    }
+    reads = {(step.buffers[b], position) for b, position in _read(kernel)}
     writes = {(step.buffers[s.buffer], s.position) for s in kernel.stores}
     return _Part(
         kernel, number, _work(kernel),

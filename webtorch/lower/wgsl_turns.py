@@ -63,13 +63,50 @@ def _together(routine: Several, limits: Limits) -> WgslPass | None:
         first = f"group * {own} + " if groups > 1 else ""
         body += ["{", *("  " + x.replace("FIRST + ", first) for x in lines), "}"]
     writer = writers[0]
+    body = _with_local(body, shared, routine, writers)
     writer.args = sorted({a for w in writers for a in w.args})
     writer.functions = {n: lines for w in writers for n, lines in w.functions.items()}
     has_status = any(p.checks for p in parts)
     draft = Draft(writer, body, list(shared.values()), size, (groups, 1, 1), has_status=has_status)
     one = draft.finished()
-    bound = sum(int(m) for m in re.findall(r"array<\w+, (\d+)>;", "\n".join(shared.values()))) * 4
+    found = re.findall(r"array<(vec4<)?\w+>?, (\d+)>;", "\n".join(shared.values()))
+    bound = sum(int(count) * (16 if vector else 4) for vector, count in found)
     return one if bound <= limits.workgroup_memory_bytes else None
+
+
+def _with_local(
+    body: list[str], shared: dict[str, str], routine: Several, writers: Sequence[KernelWriter]
+) -> list[str]:
+    """Declare what a workgroup alone sees as its memory; return the lines with the positions there."""
+    slots = writers[0].slots
+    seen = {n for n in slots if sum(w.touches(n) for w in writers) > 1}
+    seen &= {s.buffer for p in routine.parts for s in p.stores}
+    for number, count in routine.local:
+        slot = slots[number]
+        if slot.packed or slot.atomic or count % slot.width:
+            continue
+        if routine.groups > 1:
+            body = [_within(x, slot.name, count // slot.width) for x in body]
+        array = f"array<{slot.declared}, {count // slot.width}>"
+        shared[slot.name] = f"var<workgroup> {slot.name}: {array};"
+        del slots[number]
+        seen.discard(number)
+    # Where nobody waits for what is written to memory, no barrier does.
+    return body if seen else [x for x in body if x != "storageBarrier();"]
+
+
+def _within(line: str, name: str, step: int) -> str:
+    """Return a line in which the positions in a buffer are those in a group's share of it, of so many places."""
+    out = ""
+    while f"{name}[" in line:
+        before, _, line = line.partition(f"{name}[")
+        depth, end = 1, 0
+        while depth:
+            depth += {"[": 1, "]": -1}.get(line[end], 0)
+            end += 1
+        out += f"{before}{name}[({line[: end - 1]}) - group * {step}]"
+        line = line[end:]
+    return out + line
 
 
 def _row_part(kernel: Kernel, limits: Limits, groups: int) -> Kernel:
