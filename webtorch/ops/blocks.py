@@ -701,7 +701,7 @@ def _in_bytes(planes: int, _position: Expr, *given: Expr) -> Expr:
     largest_whole, clear = _MOST[planes], _CLEAR & (1 << 8 * planes) - 1
     run, four, (plane, place) = given[:RUN], given[RUN:-2], given[-2:]
     sizes = [x & 0x7FFFFFFF for x in run]
-    most = functools.reduce(lambda a, b: ex.where(a < b, b, a), sizes)
+    most = functools.reduce(lambda a, b: ex.binary("max", a, b), sizes)
     held = ex.where(most < _INFINITE, most, 0)
     small = held < _LEAST
     largest = ex.bitcast(ex.where(small, _OF_WHOLE, held), float32)
@@ -712,9 +712,16 @@ def _in_bytes(planes: int, _position: Expr, *given: Expr) -> Expr:
     while len(numbers) > 1:
         numbers = [a + b for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
     word: Expr | None = None
+    # (A place behind the planes is any: nobody reads what it gives.)
+    down = (planes - 1 - plane & 3) * 8
     for i, x in enumerate(four):
-        q = ex.cast(ex.unary("round", ex.bitcast(x, float32) * inverse), int32) + clear
-        byte = ex.shl(ex.shr(q, (planes - 1 - plane) * 8) & 255, 8 * i)
+        near = ex.bitcast(x, float32) * inverse
+        if planes < PLANES:
+            # Rounded, and its bits the last ones, where numbers from 2 ** 23 on have no fraction.
+            q = ex.bitcast(near + 1.5 * 2**23, int32) + (clear - 0x4B400000)
+        else:
+            q = ex.cast(ex.unary("round", near), int32) + clear
+        byte = ex.shl(ex.shr(q, down) & 255, 8 * i)
         word = byte if word is None else word | byte
     assert word is not None
     signs = ex.const(_EACH_BYTE * 0x80 - (1 << 32), int32)
