@@ -12,7 +12,16 @@ import torch
 from torch.utils.data._utils import collate as pytorchs_collate
 
 import webtorch
-from webtorch.as_torch.names import functorch_parts, return_types, tensor_str, top, utils
+from webtorch.as_torch.names import (
+    core,
+    functorch_parts,
+    nvtx,
+    return_types,
+    tensor_str,
+    top,
+    utils,
+)
+from webtorch.aten.schema import parsed
 from webtorch.data import collate as our_collate
 from webtorch.scripts import lent
 from webtorch.tensors import modes
@@ -373,6 +382,7 @@ def test_classes_of_loaders_show_how_workers_start() -> None:
         assert loader.multiprocessing_context is not None
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
 @pytest.mark.parametrize("right", ["csr", "csc"])
 @pytest.mark.parametrize("left", ["csr", "csc"])
 def test_products_of_compressed_matrices_are_rows(left: str, right: str) -> None:
@@ -402,3 +412,35 @@ def test_sizes_may_be_bools_but_the_first() -> None:
         ):
             with pytest.raises(TypeError, match="must be tuple of ints"):
                 call(sizes)
+
+
+def test_arguments_that_are_written_without_a_name() -> None:
+    """`Tensor! out` of an operator's schema, as bitsandbytes states its own."""
+    ours = parsed("gemm(Tensor A, Tensor! out, Tensor(a!)? b=None) -> ()")
+    theirs = torch._C.parse_schema("gemm(Tensor A, Tensor! out, Tensor(a!)? b=None) -> ()")
+    for one, other in zip(ours.arguments, theirs.arguments, strict=True):
+        assert one.name == other.name
+        assert (one.alias_info is None) == (other.alias_info is None)
+        assert not one.alias_info or one.alias_info.is_write == other.alias_info.is_write
+
+
+@pytest.mark.parametrize("values", [[1e-4, 2.0], [1.0, 20.0], [0.5, -3.25], [0.0]])
+def test_texts_of_single_elements(values: list[float]) -> None:
+    """`torch._tensor_str._Formatter` writes a number as it is written among others (pfhedge)."""
+    ours, theirs = (
+        tensor_str._Formatter(webtorch.tensor(values)),
+        torch._tensor_str._Formatter(torch.tensor(values)),
+    )
+    assert ours.width() == theirs.width()
+    assert [ours.format(v) for v in values] == [theirs.format(v) for v in values]
+
+
+def test_marks_for_cudas_tools_are_there_to_be_imported() -> None:
+    """Each raises where there is no CUDA; and nothing is traced (asdl, asteroid)."""
+    for marks in (torch.cuda.nvtx, nvtx):
+        for name, words in (("range_push", ["step"]), ("mark", ["step"]), ("range_pop", [])):
+            with pytest.raises(RuntimeError, match="NVTX functions not installed"):
+                getattr(marks, name)(*words)
+        with pytest.raises(RuntimeError, match="NVTX functions not installed"), marks.range("step"):
+            pass
+    assert core._is_tracing() is torch._C._is_tracing() is False

@@ -160,6 +160,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch._C._functions": ("webtorch.as_torch.names.autograd_parts",),
     "torch.cpu": ("webtorch.as_torch.names.cpu",),
     "torch.cpu.amp": ("webtorch.as_torch.names.cpu",),
+    "torch.cuda.nvtx": ("webtorch.as_torch.names.nvtx",),
     "torch.cuda": ("webtorch.cuda", "webtorch.as_torch.names.cuda"),
     "torch._dynamo": ("webtorch.compiler", "webtorch.capture", "webtorch.as_torch.names.dynamo"),
     "torch._jit_internal": ("webtorch.jit", "webtorch.as_torch.names.jit_internal"),

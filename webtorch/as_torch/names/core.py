@@ -190,6 +190,11 @@ def _get_tracing_state() -> None:
     """Return None: nothing is ever traced."""
 
 
+def _is_tracing() -> bool:
+    """Return False: nothing is ever traced."""
+    return False
+
+
 def _is_torch_function_enabled() -> bool:
     """Whether classes with `__torch_function__` are asked."""
     return state.classes
