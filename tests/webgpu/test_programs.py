@@ -388,6 +388,14 @@ def test_a_device_begins_with_a_long_program_while_it_is_encoded(device):
     with device.together():
         executable.run([x], [1.0])
     assert device.submits - before == 1
+    before = device.submits
+    with device.together():
+        (y,) = executable.run([x], [-1.0])
+        pending = device.download_async(y)
+    # The copy of a read is submitted with them.
+    assert device.submits - before == 1
+    assert np.frombuffer(pending.result(), "f4").tolist() == [count % 2] * 4
+    (y,) = executable.run([x], [1.0])
     # While a read is under way, whose copy is one, it works as it is.
     pending, before = device.download_async(y), device.submits
     executable.run([x], [1.0])

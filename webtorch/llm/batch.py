@@ -148,8 +148,9 @@ class Batch:
         self._busiest = 2.0 * config.num_experts_per_tok / max(config.num_experts, 1)
         # The bits of so many texts for which all tokens may come.
         self._every: dict[int, Tensor] = {}
-        # A step that was begun before the last one was read, with its kind, or that of which tokens follow.
-        self._ahead: tuple[Result, Kind, list[Run | None]] | None = None
+        # A step that was begun before the last one was read, with its kind, those of which tokens follow, and what
+        # waits for these.
+        self._ahead: tuple[Result, Kind, list[Run | None], list[Callable[[], Any]]] | None = None
         self._fresh = False  # whether a step may go on from the last one's places
         self._lives: tuple[list[float], Tensor] | None = None
         self._clock = 0
@@ -245,11 +246,18 @@ class Batch:
 
     def forget(self) -> None:
         """Read again what was read, as the model is another: programs are made anew."""
-        self._made, self._ahead = {}, None
+        self._drop()
+        self._made = {}
         for text in self.texts:
             if text.run is not None and text.run.last is not None:
                 text.run.prompt, text.run.last = [*text.tokens, text.run.last], None
             text.tokens, text.drafted = [], 0
+
+    def _drop(self) -> None:
+        """Drop a step that was begun. What was to be read of it is waited for: its memory is used again."""
+        found, self._ahead = self._ahead, None
+        for values in () if found is None else found[-1]:
+            values()
 
     def _release(self) -> None:
         with self._changed:
@@ -272,7 +280,7 @@ class Batch:
         live = [t for t in self.texts if t.run is not None and t.run.last is not None]
         live = [t for t in live if t.run is not None and not t.run.ended]
         if not live:
-            self._ahead = None
+            self._drop()
         else:
             self._step(live)
 
@@ -441,22 +449,26 @@ class Batch:
         runs = [t.run if t in live else None for t in self.texts[:rows]]
         found, self._ahead = self._ahead, None
         if found is not None:
-            result, kind, begun = found
+            result, kind, begun, read = found
             self._fresh = self._fresh and begun == runs
             runs = [r if r in runs else None for r in begun]
         else:
             result, kind = self._begun(runs)
-            self._fresh = True
-        read = [t.tolist for t in result[:-1]]
+            self._fresh, read = True, [t.tolist for t in result[:-1]]
         # On the CPU a step that is begun before would only come late; a constraint must know the token.
         if self.device.type != "cpu" and self._fresh and not kind.masked and self._goes_on(runs):
             longest = max(len(t.tokens) for t in live) + 2
             program = self._program(rows, self._length(longest), kind)
             live_rows = self._live(runs)
-            # Before the next step is given to the device, which else would be waited for too.
-            read = [t._coming() for t in result[:-1]]
-            ahead = program(result[0], result[-1], live_rows, self._allowed(runs, kind))
-            self._ahead = ahead, kind, runs
+            if found is None:
+                # Before the next step is given to the device, which else would be waited for too.
+                read = [t._coming() for t in result[:-1]]
+            allowed, runtime = self._allowed(runs, kind), result[0]._storage.runtime
+            # A step and the copy of what is read of it are one submission: each takes a card's thread some 70 us.
+            with runtime.lock, runtime.backend.together():
+                ahead = program(result[0], result[-1], live_rows, allowed)
+                coming = [t._coming() for t in ahead[:-1]]
+            self._ahead = ahead, kind, runs, coming
         said = [values() for values in read]
         for row, (text, run) in enumerate(zip(self.texts, runs, strict=False)):
             if run is not None:

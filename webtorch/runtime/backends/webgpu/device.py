@@ -328,9 +328,12 @@ class WebGPUBackend:
 
     @contextmanager
     def together(self) -> Iterator[Encoding]:
-        """Submit the programs that run within in few pieces, or on failure those that ran."""
+        """Submit the programs that run within in few pieces, or on failure those that ran. The first read that is asked
+        for within is submitted with them.
+        """
         with self.lock, self.encoding.together():
             yield self.encoding
+            self.settle()
 
     # -- memory
 
@@ -578,7 +581,6 @@ class WebGPUBackend:
 
     def _start(self, buffer: DeviceBuffer | None, read: _Read) -> None:
         """Submit the copy of a read into staging memory, with the status words of the programs that may have failed."""
-        self.encoding.send()
         read.checked = list(self.checks)
         if buffer is None:
             self._copy_out(read)
@@ -595,17 +597,20 @@ class WebGPUBackend:
                 self._copy_out(read.parts[-1], pointer, at)
 
     def _copy_out(self, read: _Read, source: Pointer = None, at: int = 0) -> None:
-        """Submit the copy of a read that goes into one staging buffer, from byte `at` of a native buffer on."""
+        """Submit what waits and the copy of a read that goes into one staging buffer, from byte `at` of a native buffer
+        on.
+        """
         native = self.native
         data = (read.nbytes + 7) & ~7
         total = data + 8 * len(read.checked)
         if total == 0:
+            self.encoding.send()
             return
         read.capacity = self.staging.capacity(total)
         read.staging = self._take_staging(read.capacity)
         native.capture()
         try:
-            encoder = native.create_encoder()
+            encoder = self.encoding.taken()
             if read.nbytes:
                 native.copy(encoder, source, at, read.staging, 0, (read.nbytes + 3) & ~3)
             for number, executable in enumerate(read.checked):

@@ -165,6 +165,14 @@ class Encoding:
         while commands:
             self._device.native.drop(commands.pop())
 
+    def taken(self) -> Pointer:
+        """Return the encoder of what waits, or a new one, for a copy that is submitted with it."""
+        self._end_pass()
+        encoder, self._encoder, self._rows = self._encoder, None, 0
+        self.sent += len(self._waiting)
+        self._waiting.clear()
+        return self._device.native.create_encoder() if encoder is None else encoder
+
     def send(self) -> None:
         """Submit what waits."""
         if self._encoder is None:
