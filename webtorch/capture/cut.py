@@ -16,6 +16,7 @@ from webtorch.ir.program import Program
 from webtorch.ops.primitive import IDENTITY
 from webtorch.runtime.arrivals import Arrival
 from webtorch.runtime.backend import Buffer, Executable
+from webtorch.runtime.interrupt import whole
 from webtorch.runtime.realize import Runtime
 from webtorch.runtime.watch import watch
 from webtorch.tensors.host import HostCall
@@ -74,6 +75,12 @@ class Cut:
         """The parts that compute something, in order."""
         return [piece for piece in self._pieces if piece is not None]
 
+    def inputs_of_program(self) -> dict[int, int]:
+        """Return which of the inputs those of `program` are, by number, as far as they are any."""
+        piece = next(p for p in self.pieces if p.executable.program is self.program)
+        places = {n: k for k, n in enumerate(self._inputs)}
+        return {i: places[n] for i, n in enumerate(piece.inputs) if n in places}
+
     def __eq__(self, other: object) -> bool:
         """Whether another one is made of the same programs."""
         if not isinstance(other, Cut):
@@ -127,10 +134,11 @@ class Cut:
 
     @contextlib.contextmanager
     def _free(self) -> Iterator[None]:
-        """Leave the device to other threads: those that receive, for one."""
+        """Leave the device to other threads, those that receive for one, and Ctrl-C to the user."""
         self._runtime.lock.release()
         try:
-            yield
+            with whole.lifted():
+                yield
         finally:
             self._runtime.lock.acquire()
 
