@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from webtorch.capture.graphs import above, part_of, split_at
 from webtorch.ir.graph import Graph, GraphNode, Output
@@ -103,8 +103,8 @@ class Cut:
         """Run all of it, and return the outputs' memory. Raises what the host's calls raise: nothing that it was given
         has been written then.
         """
-        values: dict[int, Any] = dict(zip(self._inputs, inputs, strict=True))
-        left: dict[HostCall, Any] = {}
+        values: dict[int, Buffer | Arrival] = dict(zip(self._inputs, inputs, strict=True))
+        left: dict[HostCall, object] = {}
         for number, piece in enumerate(self._pieces):
             if piece is not None:
                 given = [self._value(values, n) for n in piece.inputs]
@@ -120,7 +120,7 @@ class Cut:
                 del values[n]
         return [self._value(values, n) for n in self._outputs]
 
-    def _value(self, values: dict[int, Any], n: int) -> Buffer:
+    def _value(self, values: dict[int, Buffer | Arrival], n: int) -> Buffer:
         """Return a value of a run, when it has come."""
         found = values[n]
         if isinstance(found, Arrival):
@@ -128,9 +128,9 @@ class Cut:
                 found.wait()
             if found.error is not None:
                 raise found.error
-            found = values[n] = found.buffer
-        buffer: Buffer = found
-        return buffer
+            buffer: Buffer = found.buffer
+            found = values[n] = buffer
+        return found
 
     @contextlib.contextmanager
     def _free(self) -> Iterator[None]:

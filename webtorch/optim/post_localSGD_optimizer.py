@@ -28,23 +28,23 @@ class PostLocalSGDOptimizer(Optimizer):
     def __repr__(self) -> str:
         return repr(self.optim)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the optimizer's state, with the number of steps that the averager counted."""
         return {**self.optim.state_dict(), "step": self.averager.step}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
         """Take a state; warn, and count steps from 0, where it has no number of steps."""
         given = dict(state_dict)
         step = given.pop("step", None)
         self.optim.load_state_dict(given)
-        if step is None:
+        if not isinstance(step, int):
             warnings.warn(
                 "Loaded state dict does not contain a step counter for an averager. Setting step counter to 0.",
                 stacklevel=user_depth(),
             )
-        self.averager.step = step or 0
+        self.averager.step = step if isinstance(step, int) else 0
 
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Callable[[], object] | None = None) -> None:
         """Step, and average the parameters if it is time for that."""
         self.optim.step(closure)
         self.averager.average_parameters(self.param_groups)
@@ -56,6 +56,6 @@ class PostLocalSGDOptimizer(Optimizer):
         """Let go of the gradients, or let them be zeros."""
         self.optim.zero_grad(set_to_none)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
+    def add_param_group(self, param_group: dict[str, object]) -> None:
         """Step these parameters, too."""
         self.optim.add_param_group(param_group)
