@@ -17,7 +17,6 @@ from typing import Any
 
 import webtorch as torch
 import webtorch.distributed as dist
-from webtorch.capture.cut import Cut
 from webtorch.distributed.group import Sending
 from webtorch.nn import functional as F
 
@@ -27,11 +26,11 @@ _SHORT = datetime.timedelta(seconds=2)
 
 def _parts(step: Any) -> list[int]:
     """Return how many captures there are, and of the latest how many programs and collectives."""
-    count = sum(map(len, step.captures.values()))
-    found = step.latest().executable if count else None
-    if not isinstance(found, Cut):
-        return [count, 0, 0]
-    return [count, len(found.pieces), sum([isinstance(c, Sending) for c in found.calls])]
+    made = sum([not c.ran_as_usual for c in step.compilations])
+    if not made:
+        return [0, 0, 0]
+    calls = step.latest().calls
+    return [made, len(step.programs()), sum([isinstance(c, Sending) for c in calls])]
 
 
 def _data(step: int, rows: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
@@ -229,6 +228,51 @@ def _collectives() -> list[Any]:
     return [worst, _parts(step)]
 
 
+def _module(compiled: bool) -> tuple[list[float], list[int]]:
+    """Train a model that is compiled with what sends its buffers and gradients; the loss is outside."""
+    model = _model()
+    called: Any = torch.compile(model) if compiled else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    torch.manual_seed(3 + dist.get_rank())
+    losses = []
+    for i in range(FEW):
+        x, y = _data(i)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(called(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    losses += [float(p.sum()) for p in (*model.parameters(), *model.buffers())]
+    return losses, _parts(called) if compiled else []
+
+
+def _synchronized(compiled: bool) -> tuple[list[float], list[int]]:
+    """Train a model whose forward and backward passes send tensors themselves."""
+    torch.manual_seed(0)
+    nn = torch.nn
+    net = nn.Sequential(nn.Linear(6, 8), nn.SyncBatchNorm(8), nn.Tanh(), nn.Linear(8, 3))
+    model = nn.parallel.DistributedDataParallel(net, broadcast_buffers=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Take one step."""
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    chosen: Any = torch.compile(step) if compiled else step
+    losses = []
+    for i in range(FEW):
+        x, y = _data(i)
+        if i > 3:
+            torch.mark_dynamic(x, 0)
+        losses.append(chosen(x, y).item())
+    losses += [float(p.sum()) for p in (*model.parameters(), *model.buffers())]
+    return losses, _parts(chosen) if compiled else []
+
+
 def _says(call: Callable[[], Any]) -> str:
     try:
         call()
@@ -291,6 +335,8 @@ CASES: dict[str, Callable[[bool], tuple[list[float], list[int]]]] = {
     "accumulated": lambda c: _trained(c, "accumulated"),
     "outside": lambda c: _trained(c, "backward", _outside),
     "autocast": lambda c: _trained(c, "lower"),
+    "module": _module,
+    "synchronized": _synchronized,
     "static": lambda c: _partly(c, static_graph=True),
     "unused": lambda c: _partly(c, find_unused_parameters=True),
 }

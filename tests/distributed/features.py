@@ -109,8 +109,74 @@ def _hooks(torch: Either) -> list[float]:
     return found
 
 
+def _averaged(torch: Either) -> list[float]:
+    """Parameters that are averaged once in some steps, by hand and after an optimizer's, in groups of two sizes."""
+    found, home = [], f"{torch.__name__}.distributed.algorithms.model_averaging"
+    averagers = import_module(f"{home}.averagers")
+    levels = import_module(f"{home}.hierarchical_model_averager")
+    makers: list[Any] = [
+        lambda: averagers.PeriodicModelAverager(2, warmup_steps=1),
+        lambda: levels.HierarchicalModelAverager({1: 1, 3: 2}),
+    ]
+    for make in makers:
+        model, averager = _net(torch), make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        if torch.__name__ == "torch":
+            kind = import_module("torch.distributed.optim").PostLocalSGDOptimizer
+        else:
+            kind = import_module("webtorch.optim.post_localSGD_optimizer").PostLocalSGDOptimizer
+        wrapped = kind(optimizer, averager)
+        for step in range(5):
+            wrapped.zero_grad()
+            model(_input(torch, step)).square().mean().backward()
+            wrapped.step()
+            found += [float(p.sum()) for p in model.parameters()]
+        state = wrapped.state_dict()
+        found.append(state["step"])
+        averager.step = 0
+        wrapped.load_state_dict(state)
+        found.append(averager.step)
+    return found
+
+
+def _quantized(torch: Either) -> list[float]:
+    """Gradients in 8 bits. PyTorch's hooks know no other library than NCCL: what they do is done by hand."""
+    found: list[float] = []
+    name = "torch.distributed.algorithms.ddp_comm_hooks.quantization_hooks"
+    hooks = import_module(name.replace("torch", torch.__name__, 1))
+    for kind in ("tensor", "channel"):
+        net = _net(torch)
+        if torch.__name__ != "torch":
+            model = _wrapped(torch, net, bucket_cap_mb=1)
+            model.register_comm_hook(None, getattr(hooks, f"quantization_per{kind}_hook"))
+            model(_input(torch, 0)).square().mean().backward()
+            found += torch.cat([p.grad.flatten() for p in reversed([*net.parameters()])]).tolist()
+            continue
+        net(_input(torch, 0)).square().mean().backward()
+        flat = torch.cat([p.grad.flatten() for p in reversed([*net.parameters()])])
+        rows = torch.nn.functional.pad(flat, (0, 512 - len(flat)))[None]
+        observers = torch.ao.quantization
+        observer = (
+            observers.MinMaxObserver() if kind == "tensor" else observers.PerChannelMinMaxObserver()
+        )
+        observer(rows)
+        options = observer.calculate_qparams()
+        there = getattr(hooks, f"_quantize_per_{kind}_backend")(rows, *options)
+        mean = getattr(hooks, f"_dequantize_per_{kind}_backend")(there, *options)
+        torch.distributed.all_reduce(mean)
+        found += (mean[0, : len(flat)] / 2).tolist()
+    return found
+
+
 # What each gives, in both libraries.
-FEATURES = {"join": _join, "sparse": _sparse, "PowerSGD": _power, "hooks": _hooks}
+FEATURES = {
+    "averaged": _averaged,
+    "quantized": _quantized,
+    "join": _join,
+    "sparse": _sparse,
+    "PowerSGD": _power,
+    "hooks": _hooks,
+}
 
 
 def mixed(torch: Either) -> list[float]:

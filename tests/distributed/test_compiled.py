@@ -23,6 +23,8 @@ PARTS = {
     "accumulated": [1, 3, 4],
     "outside": [6, 3, 4],
     "autocast": [1, 4, 5],
+    "module": [1, 1, 2],
+    "synchronized": [1, 6, 5],
     "static": [1, 3, 2],
     "unused": [0, 0, 0],
 }

@@ -166,3 +166,23 @@ def kernel(begin, end, b0: float32, b1: float32, status):
     with pytest.raises(KeyboardInterrupt):
         jit.function(source)
     assert [jit.function(source)] == made
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_block_that_waits_for_others_is_stopped_at_once(early: bool) -> None:
+    after = []
+
+    def block() -> None:
+        """Be pressed before the wait, or in it."""
+        with whole:
+            if early:
+                signal.raise_signal(signal.SIGINT)
+            after.append("held")
+            with whole.lifted():
+                signal.raise_signal(signal.SIGINT)
+                after.append("never")
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert after == ["held"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -101,7 +101,7 @@ ABSENT: dict[str, tuple[str, str]] = {
     ),
     "torch.distributed.optim": (
         _PROCESSES,
-        "DistributedOptimizer PostLocalSGDOptimizer ZeroRedundancyOptimizer",
+        "DistributedOptimizer ZeroRedundancyOptimizer",
     ),
     "torch.distributed.rpc": (
         _PROCESSES,

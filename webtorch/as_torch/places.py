@@ -153,6 +153,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.jit.annotations": ("webtorch.as_torch.names.jit_internal",),
     "torch.distributed.constants": ("webtorch.distributed",),
     "torch.distributed.distributed_c10d": ("webtorch.distributed",),
+    "torch.distributed.optim": ("webtorch.optim.post_localSGD_optimizer",),
+    "torch.distributed.optim.post_localSGD_optimizer": ("webtorch.optim.post_localSGD_optimizer",),
     "torch.distributed.optim.utils": ("webtorch.as_torch.names.functional_optim",),
     "torch.distributed.rendezvous": ("webtorch.distributed.rendezvous",),
     "torch.distributed.autograd": ("webtorch.as_torch.names.rpc",),

@@ -12,7 +12,17 @@ from webtorch.tensors.above import give
 
 # The methods of a compiled function that show its programs.
 _LOOKS_INSIDE = frozenset(
-    ("captured", "compilations", "explain", "graph", "kernels", "latest", "memory_plan", "program")
+    (
+        "captured",
+        "compilations",
+        "explain",
+        "graph",
+        "kernels",
+        "latest",
+        "memory_plan",
+        "program",
+        "programs",
+    )
 )
 
 
@@ -22,7 +32,7 @@ class OptimizedModule(Module):
     As in PyTorch that is its only submodule, `_orig_mod` (which prefixes the names in a state dict).
     Attributes, mode and length are those of `_orig_mod`, also where they are set. Hooks that are
     registered here run around a program, those of `_orig_mod` in it. The methods of
-    `CompiledFunction` that show its programs (`latest`, `program`, `kernels`, `memory_plan`,
+    `CompiledFunction` that show its programs (`latest`, `program`, `programs`, `kernels`, `memory_plan`,
     `graph`, `captured`, `explain`, `compilations`) are here too, but for names that the module
     has itself. A copy, or one that was pickled, is compiled anew.
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from webtorch.capture.graphs import above, part_of, split_at
 from webtorch.ir.graph import Graph, GraphNode, Output
@@ -16,6 +16,7 @@ from webtorch.ir.program import Program
 from webtorch.ops.primitive import IDENTITY
 from webtorch.runtime.arrivals import Arrival
 from webtorch.runtime.backend import Buffer, Executable
+from webtorch.runtime.interrupt import whole
 from webtorch.runtime.realize import Runtime
 from webtorch.runtime.watch import watch
 from webtorch.tensors.host import HostCall
@@ -74,6 +75,12 @@ class Cut:
         """The parts that compute something, in order."""
         return [piece for piece in self._pieces if piece is not None]
 
+    def inputs_of_program(self) -> dict[int, int]:
+        """Return which of the inputs those of `program` are, by number, as far as they are any."""
+        piece = next(p for p in self.pieces if p.executable.program is self.program)
+        places = {n: k for k, n in enumerate(self._inputs)}
+        return {i: places[n] for i, n in enumerate(piece.inputs) if n in places}
+
     def __eq__(self, other: object) -> bool:
         """Whether another one is made of the same programs."""
         if not isinstance(other, Cut):
@@ -96,8 +103,8 @@ class Cut:
         """Run all of it, and return the outputs' memory. Raises what the host's calls raise: nothing that it was given
         has been written then.
         """
-        values: dict[int, Any] = dict(zip(self._inputs, inputs, strict=True))
-        left: dict[HostCall, Any] = {}
+        values: dict[int, Buffer | Arrival] = dict(zip(self._inputs, inputs, strict=True))
+        left: dict[HostCall, object] = {}
         for number, piece in enumerate(self._pieces):
             if piece is not None:
                 given = [self._value(values, n) for n in piece.inputs]
@@ -113,7 +120,7 @@ class Cut:
                 del values[n]
         return [self._value(values, n) for n in self._outputs]
 
-    def _value(self, values: dict[int, Any], n: int) -> Buffer:
+    def _value(self, values: dict[int, Buffer | Arrival], n: int) -> Buffer:
         """Return a value of a run, when it has come."""
         found = values[n]
         if isinstance(found, Arrival):
@@ -121,16 +128,17 @@ class Cut:
                 found.wait()
             if found.error is not None:
                 raise found.error
-            found = values[n] = found.buffer
-        buffer: Buffer = found
-        return buffer
+            buffer: Buffer = found.buffer
+            found = values[n] = buffer
+        return found
 
     @contextlib.contextmanager
     def _free(self) -> Iterator[None]:
-        """Leave the device to other threads: those that receive, for one."""
+        """Leave the device to other threads, those that receive for one, and Ctrl-C to the user."""
         self._runtime.lock.release()
         try:
-            yield
+            with whole.lifted():
+                yield
         finally:
             self._runtime.lock.acquire()
 

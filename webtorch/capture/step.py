@@ -17,6 +17,7 @@ from typing import Any
 
 from webtorch.capture.arguments import Arguments, Joint, argument_names, taken_as
 from webtorch.capture.captured import Capture, Returned, is_constant
+from webtorch.capture.cut import Cut
 from webtorch.capture.dynamic import (
     MAX_VARIABLES,
     NotPolynomial,
@@ -666,9 +667,19 @@ class CompiledFunction:
     def program(self) -> Program:
         """Return the program of the latest signature; printed, it lists its steps.
 
-        Raises RuntimeError before the first call.
+        Of several (`programs`) it is that of the most steps. Raises RuntimeError before the first call.
         """
         return self.latest().executable.program
+
+    def programs(self) -> list[Program]:
+        """Return the programs of the latest signature, in order: one, or more where it is cut at collectives.
+
+        Raises RuntimeError before the first call.
+        """
+        found = self.latest().executable
+        if isinstance(found, Cut):
+            return [piece.executable.program for piece in found.pieces]
+        return [found.program]
 
     def kernels(self) -> list[KernelText]:
         """Return the kernels of the latest program: loops, WGSL, and the user's lines."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import signal
 import threading
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -47,6 +49,21 @@ class _Held:
             # The second SIGINT has raised it already.
             if self.pressed and (self.firm or error[0] is not KeyboardInterrupt):
                 self.before(_SIGINT, None)
+
+    @contextlib.contextmanager
+    def lifted(self) -> Iterator[None]:
+        """Let SIGINT do what its handler does in a part of the block that waits for others."""
+        holds = self.depth > 0 and not self.firm and _ident() == _MAIN
+        if holds:
+            _set(_SIGINT, self.before)
+        try:
+            if holds and self.pressed:
+                self.pressed = False
+                self.before(_SIGINT, None)
+            yield
+        finally:
+            if holds:
+                _set(_SIGINT, self.handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.pressed and not self.firm:
