@@ -201,6 +201,9 @@ exec("from torch.nn.functional import *", namespace)
 assert namespace["gelu"] is F.gelu
 namespace = {}
 exec("from torch import *; from torch.nn import *", namespace)
+from webtorch.as_torch.places import SOURCES
+for name in SOURCES:
+    exec(f"from {name} import *", {})
 assert namespace["Conv2d"] is torch.nn.Conv2d and namespace["float32"] is torch.float32
 assert "conv" not in namespace and "optim" not in namespace
 F.marker = 1
