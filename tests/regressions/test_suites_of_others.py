@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import pickle
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -301,7 +302,7 @@ def test_a_class_of_parameters_can_be_made() -> None:
     """Classes of parameters have PyTorch's name for their class, so a user's may be of it too (torchrl)."""
     for library in (torch, webtorch):
 
-        class Marked(library.Tensor, metaclass=library.nn.parameter._ParameterMeta):  # type: ignore[misc, name-defined]
+        class Marked(library.Tensor, metaclass=library.nn.parameter._ParameterMeta):  # type: ignore[misc]
             pass
 
         assert isinstance(library.nn.Parameter, library.nn.parameter._ParameterMeta)
@@ -498,3 +499,32 @@ def test_private_parts_that_packages_import() -> None:
         switch(True) for switch in (core._jit_set_profiling_mode, core._jit_set_profiling_executor)
     ]
     assert before == [True, True]
+
+
+@pytest.mark.parametrize("library", [torch, webtorch])
+def test_optimizers_around_others_that_make_themselves(library: Any) -> None:
+    """One calls no `__init__` of its base, but asks for a step with hooks (pytorch_optimizer's Lookahead)."""
+
+    class Twice(library.optim.Optimizer):  # type: ignore[misc]
+        def __init__(self, inner: Any) -> None:
+            self.inner, self.defaults = inner, inner.defaults
+            self.state: Any = {}
+            self._optimizer_step_pre_hooks: Any = OrderedDict()
+            self._optimizer_step_post_hooks: Any = OrderedDict()
+            self._patch_step_function()
+
+        @property
+        def param_groups(self) -> Any:
+            return self.inner.param_groups
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.step()
+            self.inner.step()
+
+    weight: Any = library.nn.Parameter(library.ones(2))
+    seen: list[Any] = []
+    optimizer = Twice(library.optim.SGD([weight], lr=0.25))
+    optimizer.register_step_post_hook(lambda *_: seen.append(weight.tolist()))
+    weight.sum().backward()
+    optimizer.step()
+    assert seen == [[0.5, 0.5]]
