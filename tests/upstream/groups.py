@@ -198,10 +198,11 @@ def work() -> None:
         importlib.import_module("webtorch.pytorch.library")
         interrupt = importlib.import_module("webtorch.pytorch.interrupt")
 
-        # Nothing has used the device before a fork here.
-        os.register_at_fork(
-            after_in_child=lambda: vars(interrupt.flag).update(pressed=False, forked=False)
-        )
+        def begin_anew() -> None:
+            # Nothing has used the device before a fork here.
+            interrupt.flag.pressed = interrupt.flag.forked = False
+
+        os.register_at_fork(after_in_child=begin_anew)
     try:
         module: ModuleType | None = _read(way, folder, file)
         error = ""

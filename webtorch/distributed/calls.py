@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future as Pending
 from concurrent.futures import ThreadPoolExecutor
@@ -91,19 +92,24 @@ class Lane:
         self.messages = ThreadPoolExecutor(
             _MOST_MESSAGES, thread_name_prefix=f"webtorch-messages-{name}"
         )
-        self._connection: Foreign = None
+        # Of Gloo, from the first call on.
+        self._connections: list[Foreign] = []
         # Memory that the processes share, where they can; None before that is known.
         self.shared: Exchange | None = None
         self.may_share = self.size > 1
         self._failed = False
+        # At the program's end too: a thread of Gloo's that frees a tensor then would want a Python that is gone.
+        threads = self.collectives, self.sums, self.results, self.messages
+        weakref.finalize(self, _let_end, threads, self._connections)
 
     def connection(self) -> Foreign:
         """Return the group for tensors, made at the first call: all ranks take part in that."""
-        if self._connection is None and self._store is not None:
+        made = self._connections
+        if not made and self._store is not None:
             # The same number on all ranks: each is a connection to every other.
             ways = max(1, min(_MOST_PARTS, 128 // self.size))
-            self._connection = _connected(self._store, self.rank, self.size, self._timeout, ways)
-        return self._connection
+            made.append(_connected(self._store, self.rank, self.size, self._timeout, ways))
+        return made[0] if made else None
 
     def exchange(self, connection: Foreign) -> Exchange | None:
         """Return the memory that all ranks share, if they can; at the first call all take part."""
@@ -116,6 +122,8 @@ class Lane:
     def silent(self) -> str:
         """Return in words which ranks do not say within a moment that a collective has failed for them too, once."""
         store, missing = self._store, [rank for rank in range(self.size) if rank != self.rank]
+        # A thread that asks when the interpreter ends would abort the process.
+        end = time.monotonic() + _MOMENT
         if store is None or self._failed:
             return ""
         self._failed = True
@@ -125,7 +133,7 @@ class Lane:
             nonlocal missing
             with contextlib.suppress(Exception):
                 store.set(f"failed {self.rank}", "")
-                while missing:
+                while missing and time.monotonic() < end:
                     missing = [rank for rank in missing if not store.check([f"failed {rank}"])]
                     time.sleep(_MOMENT / 10)
 
@@ -144,14 +152,17 @@ class Lane:
         """Wait until Gloo has been given all calls so far, so that processes agree on their order."""
         self.collectives.submit(int).result()
 
-    def close(self, wait: bool = True) -> None:
-        """Let the threads end."""
+    def close(self) -> None:
+        """Wait until the threads end."""
         for thread in (self.collectives, self.sums, self.results, self.messages):
-            thread.shutdown(wait=wait)
+            thread.shutdown()
 
-    def __del__(self) -> None:
-        """Let the threads end."""
-        self.close(wait=False)
+
+def _let_end(threads: Sequence[ThreadPoolExecutor], connections: list[Foreign]) -> None:
+    """Let a lane's threads end, and Gloo's with its connection, which waits for them."""
+    for thread in threads:
+        thread.shutdown(wait=False)
+    connections.clear()
 
 
 class Like(NamedTuple):
@@ -231,10 +242,12 @@ class Call:
 
     def read(self, key: int, values: Tensor) -> None:
         """Submit what a tensor waits for, and begin to read it, unless it may not be read here."""
-        like = Like.of(values)
-        if not values.numel():
-            return
-        given: Buffer = (values._pairs() if like.dtype.is_complex else values)._in_memory()
+        if values.numel():
+            given = (values._pairs() if values.dtype.is_complex else values)._in_memory()
+            self.read_memory(key, given, Like.of(values))
+
+    def read_memory(self, key: int, given: Buffer, like: Like) -> None:
+        """Begin to read a tensor's memory, unless it may not be read here."""
         if not self.is_shared:
             self.reading[key] = self._begin(given, like)
             return

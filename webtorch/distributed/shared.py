@@ -173,10 +173,11 @@ _SOME_CALL = 1 << 60
 
 
 class Put(NamedTuple):
-    """Where a buffer is being copied to, and what waits until it is there."""
+    """Where a buffer is being copied to, what waits until it is there, and before which call all is read by then."""
 
     place: _Place
     wait: Callable[[], None]
+    read: int
 
 
 class _Found(NamedTuple):
@@ -226,8 +227,9 @@ class Exchange:
         # By rank and the number of a place.
         self._theirs: list[dict[int, _Found]] = [{} for _ in range(size)]
         self._last: deque[Turn] = deque()
-        # How many calls there were, how many of them this process has read to the end, and all processes, as they say.
-        self._number = self._read = self._read_by_all = 0
+        # How many calls there were, how many results of them are enqueued, and how many of them this process has read
+        # to the end, and all processes, as they say.
+        self._number = self._taken = self._read = self._read_by_all = 0
         # Several threads put and take.
         self._lock = threading.Lock()
         self._programs: dict[object, _Program] = {}
@@ -323,7 +325,9 @@ class Exchange:
                 return None
             place.call = _SOME_CALL
         self._copy(given, place.shared.buffer(*self._copied_as(dtype, elements)), dtype, elements)
-        return Put(place, self.backend.fence())
+        # What is enqueued before a fence is done with it.
+        taken = self._taken
+        return Put(place, self.backend.fence(), taken)
 
     def _copied_as(self, dtype: DType, elements: int) -> tuple[DType, int]:
         """Return as what a card copies values: numbers of 16 bits in twos, where that comes out even. Their bits stay
@@ -385,6 +389,7 @@ class Exchange:
             where = -1, -1, 0
             if put is not None:
                 put.wait()
+                self._read = max(self._read, put.read)
                 turn.place = place = put.place
                 place.call = turn.number
                 where = place.number, place.memory.file, place.size
@@ -401,6 +406,8 @@ class Exchange:
     def _read_some(self) -> None:
         """Wait for what is read here, as far as calls are many or large: the others then have their memory again."""
         last = self._last
+        while last and last[0].number < self._read:
+            last.popleft()
         while len(last) >= _MOST_UNREAD or (
             len(last) > 1 and sum([t.elements * t.dtype.itemsize for t in last]) > _UNREAD_BYTES
         ):
@@ -477,6 +484,7 @@ class Exchange:
         buffers[self._rank] = buffers[self._rank] or given
         result = self._program(recipe, dtype, elements).run(buffers, into)
         turn.fence = self.backend.fence()
+        self._taken = turn.number + 1
         return result
 
     def _memory_of(self, rank: int, place: int, file: int, size: int) -> _Found:

@@ -287,9 +287,9 @@ class _Work(c10d.Work):
         self._call: _Call | None = call
         self._found: list[torch.Tensor] = []
         self._error: RuntimeError | None = None
-        self._end: torch.futures.Future[None] = torch.futures.Future()
-        # An error that a callback raises is one of C++'s futures too, where one that is set is a value.
-        self._promise = self._end.then(self._answer)
+        # What ends, and what answers then, once somebody asks for them.
+        self._end: torch.futures.Future[None] | None = None
+        self._answering: torch.futures.Future[list[torch.Tensor]] | None = None
         # C++ hands it out by its Python object as long as there is one, and asks that for an answer.
         _open[id(self)] = self
         if len(_open) > _MOST_OPEN:
@@ -310,9 +310,23 @@ class _Work(c10d.Work):
         self._found, self._error = self._call.outs, error
         if works:
             self._note(works)
-        self._call = None
-        # What waits for it may call and await other collectives.
-        _followers.submit(self._end.set_result, None)
+        with _ending:
+            self._call, end = None, self._end
+        if end is not None:
+            # What waits for it may call and await other collectives.
+            _followers.submit(end.set_result, None)
+
+    def _promise(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return a future of what it writes, when that is there."""
+        with _ending:
+            found, ended = self._answering, self._call is None
+            if found is None:
+                self._end = torch.futures.Future()
+                # An error that a callback raises is one of C++'s futures too, where one that is set is a value.
+                found = self._answering = self._end.then(self._answer)
+                if ended:
+                    self._end.set_result(None)
+        return found
 
     def _note(self, works: Sequence[c10d.Work]) -> None:
         """Keep what Gloo's works tell beside the tensors."""
@@ -341,7 +355,7 @@ class _Work(c10d.Work):
                 _numbers.append(self)
             return True
         try:
-            self._promise.wait()
+            self._promise().wait()
         except RuntimeError:
             # PyTorch would tell it as an error of a callback.
             if self._error is not None:
@@ -366,7 +380,7 @@ class _Work(c10d.Work):
 
     def result(self) -> list[torch.Tensor]:
         """Return what it has written, or will have."""
-        return self._found or self._promise.value()
+        return self._found or self._promise().value()
 
     def synchronize(self) -> None:
         """Wait until it is done."""
@@ -377,7 +391,7 @@ class _Work(c10d.Work):
         _open.pop(id(self), None)
         later = self._comes_later()
         if later is None:
-            return self._promise
+            return self._promise()
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         future.set_result(later)
         return future
@@ -403,12 +417,14 @@ class _Message(_Work):
         self.source = int(works[0]._source_rank())
 
     def _source_rank(self) -> int:
-        self._promise.wait()
+        self._promise().wait()
         return self.source
 
 
 # Runs what programs add to futures (`then`), of collectives within that, too.
 _followers = ThreadPoolExecutor(16, thread_name_prefix="webtorch-follower")
+# Held while one ends, or is asked for a future of that.
+_ending = threading.Lock()
 # Works that somebody in C++ may still ask.
 _open: dict[int, _Work] = {}
 _MOST_OPEN = 1024
