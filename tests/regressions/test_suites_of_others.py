@@ -326,11 +326,15 @@ def test_named_results_are_made_of_one_sequence() -> None:
     """As `torch.return_types.max((values, indices))` (tensordict)."""
     for library, types in ((torch, torch.return_types), (webtorch, return_types)):
         x = library.tensor([[1, 3], [2, 0]])
-        kind: Any = types.max
+        made: Any = types
+        kind = made.max
         found = kind((x, 2))
         assert (found.values, found.indices) == (x, 2)
         with pytest.raises(TypeError, match=r"takes a 2-sequence \(3-sequence given\)"):
             kind((1, 2, 3))
+        empty = [library.empty(0, dtype=library.int64) for _ in range(2)]
+        given = library.max(x, 0, out=tuple(empty))
+        assert isinstance(given, made.max_out)
         whole = copy.deepcopy(x.max(0))
         assert isinstance(whole, kind)
         assert whole.indices.tolist() == [1, 0]
