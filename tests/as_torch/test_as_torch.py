@@ -194,6 +194,11 @@ assert g(torch.ones(1)).item() == 4 and not torch.jit.is_scripting()
 def h(x): return x * 3
 assert h(torch.ones(2)).tolist() == [3, 3] and not torch.compiler.is_compiling()
 
+from safetensors.torch import load, save
+weights = {"w": torch.arange(6.0).reshape(2, 3) * 2, "b": torch.ones(2, dtype=torch.bfloat16)}
+again = load(save(weights))
+assert all(torch.equal(again[k], v.cpu()) and again[k].dtype == v.dtype for k, v in weights.items())
+
 import importlib.metadata, importlib.util
 assert importlib.metadata.version("torch") == torch.__version__ and importlib.util.find_spec("torch")
 namespace = {}
@@ -201,6 +206,9 @@ exec("from torch.nn.functional import *", namespace)
 assert namespace["gelu"] is F.gelu
 namespace = {}
 exec("from torch import *; from torch.nn import *", namespace)
+from webtorch.as_torch.places import SOURCES
+for name in SOURCES:
+    exec(f"from {name} import *", {})
 assert namespace["Conv2d"] is torch.nn.Conv2d and namespace["float32"] is torch.float32
 assert "conv" not in namespace and "optim" not in namespace
 F.marker = 1

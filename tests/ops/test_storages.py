@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
 import weakref
 from pathlib import Path
@@ -197,3 +198,20 @@ def test_what_is_set_on_storages_goes_with_their_memory(lib: Any) -> None:
     flat = lib.ones(2)
     flat.untyped_storage().note = "kept"
     assert flat[1:].untyped_storage().note == "kept"
+
+
+@BOTH
+@pytest.mark.parametrize("name", TYPES)
+def test_addresses_are_where_the_values_lie(lib: Any, name: str) -> None:
+    """Packages read memory there, as safetensors does to save it: also of what was not computed yet."""
+    x = (lib.ones(2, 3, device="cpu") * 2).to(getattr(lib, name))
+    same, copied = x.view(-1), x.clone()
+    for _ in range(2):
+        assert same.data_ptr() == x.data_ptr() == x.untyped_storage().data_ptr()
+        assert copied.data_ptr() != x.data_ptr()
+        read = ctypes.string_at(x.data_ptr(), x.nbytes)
+        assert read == bytes(
+            x.view(lib.uint8).flatten().tolist() if name != "bool" else x.tolist()[0] * 2
+        )
+        assert x[1].data_ptr() == x.data_ptr() + 3 * x.element_size()
+        x.neg_() if name not in ("bool", "uint8") else x.zero_()

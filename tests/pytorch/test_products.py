@@ -101,3 +101,19 @@ def test_which_sums_of_products_are_products() -> None:
     assert _turned("bihd,bjhd->bhij") == (False, (4, 4), (3, 3), (0, 2, 1, 3), (0, 2, 3, 1), None)
     for words in ("ii,ij->j", "ij,jk", "...ij,jk->...ik", "ij,ij->ij", "ijk,jkl->il", "ij->ji"):
         assert _turned(words) is None
+
+
+def test_einsum_of_one_operand_is_a_view_each_time() -> None:
+    """Of dims in another order, and of expanded ones, also once that kind of call is known (laplace-torch)."""
+    for _ in range(4):
+        x = torch.zeros(2, 3, device="webgpu")
+        torch.einsum("ij->ji", x).add_(1)
+        assert x.tolist() == [[1.0] * 3] * 2
+        theirs, ours = (
+            torch.einsum(
+                "vnc->nvc", torch.tensor([[2.0], [3.0]], device=d)[:, None].expand(2, 4, 1)
+            )
+            for d in ("cpu", "webgpu")
+        )
+        assert ours.stride() == theirs.stride()
+        assert torch.cat([ours.reshape(4, -1)] * 2).tolist() == [[2.0, 3.0]] * 8

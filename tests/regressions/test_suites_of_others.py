@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import pickle
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -301,7 +302,7 @@ def test_a_class_of_parameters_can_be_made() -> None:
     """Classes of parameters have PyTorch's name for their class, so a user's may be of it too (torchrl)."""
     for library in (torch, webtorch):
 
-        class Marked(library.Tensor, metaclass=library.nn.parameter._ParameterMeta):  # type: ignore[misc, name-defined]
+        class Marked(library.Tensor, metaclass=library.nn.parameter._ParameterMeta):  # type: ignore[misc]
             pass
 
         assert isinstance(library.nn.Parameter, library.nn.parameter._ParameterMeta)
@@ -325,11 +326,15 @@ def test_named_results_are_made_of_one_sequence() -> None:
     """As `torch.return_types.max((values, indices))` (tensordict)."""
     for library, types in ((torch, torch.return_types), (webtorch, return_types)):
         x = library.tensor([[1, 3], [2, 0]])
-        kind: Any = types.max
+        made: Any = types
+        kind = made.max
         found = kind((x, 2))
         assert (found.values, found.indices) == (x, 2)
         with pytest.raises(TypeError, match=r"takes a 2-sequence \(3-sequence given\)"):
             kind((1, 2, 3))
+        empty = [library.empty(0, dtype=library.int64) for _ in range(2)]
+        given = library.max(x, 0, out=tuple(empty))
+        assert isinstance(given, made.max_out)
         whole = copy.deepcopy(x.max(0))
         assert isinstance(whole, kind)
         assert whole.indices.tolist() == [1, 0]
@@ -498,3 +503,32 @@ def test_private_parts_that_packages_import() -> None:
         switch(True) for switch in (core._jit_set_profiling_mode, core._jit_set_profiling_executor)
     ]
     assert before == [True, True]
+
+
+@pytest.mark.parametrize("library", [torch, webtorch])
+def test_optimizers_around_others_that_make_themselves(library: Any) -> None:
+    """One calls no `__init__` of its base, but asks for a step with hooks (pytorch_optimizer's Lookahead)."""
+
+    class Twice(library.optim.Optimizer):  # type: ignore[misc]
+        def __init__(self, inner: Any) -> None:
+            self.inner, self.defaults = inner, inner.defaults
+            self.state: Any = {}
+            self._optimizer_step_pre_hooks: Any = OrderedDict()
+            self._optimizer_step_post_hooks: Any = OrderedDict()
+            self._patch_step_function()
+
+        @property
+        def param_groups(self) -> Any:
+            return self.inner.param_groups
+
+        def step(self, closure: Any = None) -> None:
+            self.inner.step()
+            self.inner.step()
+
+    weight: Any = library.nn.Parameter(library.ones(2))
+    seen: list[Any] = []
+    optimizer = Twice(library.optim.SGD([weight], lr=0.25))
+    optimizer.register_step_post_hook(lambda *_: seen.append(weight.tolist()))
+    weight.sum().backward()
+    optimizer.step()
+    assert seen == [[0.5, 0.5]]

@@ -5,9 +5,10 @@ Both are written with the flat tensor that lies in the memory.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any, Self
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from webtorch.functions import creation
 from webtorch.ir.dtype import (
@@ -25,6 +26,7 @@ from webtorch.ir.dtype import (
     int64,
     uint8,
 )
+from webtorch.ir.graph import Node
 from webtorch.ops.purity import warn_once
 from webtorch.runtime.realize import is_seen
 from webtorch.tensors.above import give
@@ -34,6 +36,9 @@ from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
+
+# Copies of values that a card computes for the "cpu", while the values are there.
+_copies: WeakKeyDictionary[Node, Any] = WeakKeyDictionary()
 
 
 def _made(args: tuple[Any, ...], dtype: DType, where: DeviceLike) -> Storage:
@@ -239,13 +244,21 @@ class StorageBase(_Memory):
         return device_of(self._storage.runtime)
 
     def data_ptr(self) -> int:
-        """Return the address where NumPy sees the memory, else a number that stands for it."""
-        if self._storage.runtime.kind == "meta":
+        """Return the address of memory of the CPU, until it is written; elsewhere a number that stands for it."""
+        runtime = self._storage.runtime
+        if runtime.kind == "meta":
             return 0
         storage = home_of(self._storage) if mode.forward else self._storage
-        node = storage.node
         start = self._part[0] if self._part else 0
-        return start + (id(storage) if node.host is None else int(node.buffer.address))
+        if self.device.type != "cpu" or runtime.capturing or runtime.recording is not None:
+            return start + id(storage)
+        if runtime.kind == "cpu":
+            return start + int(storage.lend().ctypes.data)
+        # A card computes what is on the "cpu" (`stand_in_for_cpu`): programs read a copy of the value.
+        contents = self._flat._to_bytes()
+        if storage.node not in _copies:
+            _copies[storage.node] = ctypes.create_string_buffer(bytes(contents), len(contents))
+        return start + ctypes.addressof(_copies[storage.node])
 
     def __getitem__(self, at: int | slice) -> Any:
         """Return a byte, or a storage of several: a part of this memory."""

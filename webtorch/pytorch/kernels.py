@@ -498,10 +498,10 @@ def structured(overload: OpOverload, function: Kernel, compose: Kernel | None = 
                 if out is not None:
                     return _fitted(out, found, _is_fresh(found, values))
                 if isinstance(found, Tensor):
-                    return _alike(made, found, values)
+                    return _alike(made, found, values, args)
                 seen, results = list(values), []
                 for x, result in zip(made, found, strict=True):
-                    results.append(_alike(x, result, seen))
+                    results.append(_alike(x, result, seen, args))
                     seen.append(result)
                 return tuple(results)
 
@@ -620,12 +620,20 @@ def first_of(name: str, caller: Callable[..., object]) -> Kernel:
     return kernel
 
 
-def _alike(x: torch.Tensor, result: object, operands: list[object]) -> object:
-    """Return a result as PyTorch's tensor of it lies; as it is where it is another one."""
+def _shares(x: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether a result is a view of an argument, as that of einsum with one operand can be."""
+    if x.layout is not torch.strided or other.layout is not torch.strided:
+        return False
+    return x.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def _alike(x: torch.Tensor, result: object, operands: list[object], args: Sequence[Any]) -> object:
+    """Return a result as PyTorch's tensor of it lies; as it is where it is another one, or a view of an argument."""
     if (
         not isinstance(result, Tensor)
         or tuple(x.shape) != result._shape
         or TO_WEBTORCH[x.dtype] is not result.dtype
+        or any(_shares(x, a) for a in tensors_of(args))
     ):
         looks()
         return result

@@ -6,8 +6,10 @@ from webtorch.ops.record import RETURN_TYPES
 
 
 def __getattr__(name: str) -> type:
-    if name in RETURN_TYPES:
-        return RETURN_TYPES[name]
+    # Those of calls with out= have names of their own in PyTorch; here they are of one class with the others.
+    found = RETURN_TYPES.get(name) or RETURN_TYPES.get(name.removesuffix("_out"))
+    if found is not None:
+        return found
     raise AttributeError(f"module 'torch.return_types' has no attribute {name!r}")
 
 
