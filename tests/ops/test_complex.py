@@ -377,3 +377,33 @@ def test_types_with_complex_ones_promote_as_in_pytorch():
     found = webtorch.tensor([3]) * webtorch.tensor([1 / 3 + 1j], dtype=webtorch.complex128)
     assert found.dtype is webtorch.complex128
     assert found.tolist() == (torch.tensor([3]) * third).tolist()
+
+
+def test_results_lie_as_their_operands() -> None:
+    def run(lib: Any, order: tuple[int, ...]) -> list[Any]:
+        x = lib.arange(1.0, 25.0).reshape(2, 3, 4)
+        z = lib.complex(x, 1 / x).permute(*order).requires_grad_()
+        found = [
+            z.exp2(), z.abs(), z * z, z / lib.ones(z.shape, dtype=z.dtype), z + z[:1], z * 2j, z == z,
+            lib.complex(z.real, z.imag), lib.polar(x.permute(*order), x.permute(*order)), z.conj_physical(),
+        ]  # fmt: skip
+        (gradient,) = lib.autograd.grad((z.log() * z.abs()).abs().sum(), z)
+        return [
+            *[y.stride() for y in found],
+            *[lib.view_as_real(lib.complex(y, y) if not y.is_complex() else y).tolist() for y in
+              (*[y.detach() for y in found if y.dtype is not lib.bool], gradient)],
+        ]  # fmt: skip
+
+    for order in ((2, 1, 0), (0, 2, 1), (1, 0, 2), (0, 1, 2)):
+        for ours, theirs in zip(run(webtorch, order), run(torch, order), strict=True):
+            if isinstance(ours, tuple):
+                assert ours == theirs
+            else:
+                np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-6)
+
+    def of_rows(lib: Any, vmap: Any) -> Any:
+        z = lib.complex(lib.arange(24.0).reshape(2, 3, 4), lib.ones(2, 3, 4))
+        return vmap(lambda y: (y.t() * y.t()).exp().abs())(z / 9)
+
+    ours, theirs = of_rows(webtorch, webtorch.func.vmap), of_rows(torch, torch.func.vmap)
+    np.testing.assert_allclose(ours.tolist(), theirs.tolist(), rtol=2e-5)

@@ -334,6 +334,9 @@ def test_lazy_modules_are_moved_before_their_shapes_are_known(webgpu: str) -> No
     assert nn.LazyLinear(2).webgpu()(rows.to(webgpu)).is_webgpu
     assert nn.LazyLinear(2).to(webgpu).half()(rows.to(webgpu).half()).dtype is torch.float16
     assert nn.LazyLinear(2, device=webgpu).cpu()(rows).shape == (1, 2)
+    unknown = nn.LazyLinear(2, device=webgpu)
+    unknown.load_state_dict(nn.LazyLinear(2, device=webgpu).state_dict())
+    assert unknown.has_uninitialized_params()
     whole = nn.Linear(3, 4).to(webgpu)
     loaded = nn.LazyLinear(4).to(webgpu)
     loaded.load_state_dict(whole.state_dict())

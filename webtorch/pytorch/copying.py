@@ -153,6 +153,9 @@ def copy_from(
     interrupt.check()
     if not isinstance(src, torch.Tensor):
         return dst.fill_(src)
+    if is_lazy(dst) and is_lazy(src):
+        # Parameters of lazy modules have no elements, and refuse to tell a shape.
+        return dst
     if src.device.type == dst.device.type and not (src.is_neg() or dst.is_neg()):
         if give(src, dst) or takes(src, dst):
             return dst

@@ -16,6 +16,7 @@ from webtorch.ir.view import (
     contiguous_strides,
     is_contiguous,
     memory_order,
+    result_strides,
     strides_like,
 )
 from webtorch.ops import primitive
@@ -115,8 +116,8 @@ def formula(
 # ------------------------------------------------------------------------------------------------------------
 
 
-def _part_node(x: Tensor, which: int, shape: Shape, both: bool) -> Node:
-    """Return a part of x (a real x has one), expanded to `shape`; with `both`, for each of two parts."""
+def _part_node(x: Tensor, which: int, shape: Shape, order: Shape | None, both: bool) -> Node:
+    """Return a part of x (a real x has one), expanded to `shape`, its dims in `order`; `both`: for each of two."""
     node = x._storage.node
     part = x.dtype.to_real()
     if node.dtype is not part:
@@ -130,6 +131,8 @@ def _part_node(x: Tensor, which: int, shape: Shape, both: bool) -> Node:
         ]
     )
     offset = x._offset * factor + which
+    if order is not None:
+        shape, strides = (tuple([sizes[d] for d in order]) for sizes in (shape, strides))
     if both:
         shape, strides = (*shape, 2), (*strides, 0)
     attrs, scalars = placed(offset) if x._offset and node.kind in IN_MEMORY else ((offset,), ())
@@ -155,6 +158,10 @@ def map_pairs(
     assert runtime is not None
     check_type(dtype, shape, runtime)
     real = not dtype.is_complex
+    forms = tuple([(o._shape, o._strides) for o in operands if isinstance(o, Tensor)])
+    strides = result_strides(shape, forms, len(forms) == len(operands))
+    order = out_of_order(shape, strides)
+    sizes = shape if order is None else tuple([shape[d] for d in order])
     kinds = letters = ""
     srcs: list[Node] = []
     scalars: list[Scalar] = []
@@ -165,7 +172,7 @@ def map_pairs(
             both = o.dtype.is_complex
             kinds += "c" if both else "r"
             letters += "tt" if both else "t"
-            srcs += [_part_node(o, which, shape, not real) for which in range(1 + both)]
+            srcs += [_part_node(o, which, shape, order, not real) for which in range(1 + both)]
         else:
             both = isinstance(o, complex)
             kinds += "c" if both else "r"
@@ -177,12 +184,16 @@ def map_pairs(
         tuple(srcs),
         (recorded(op, kinds, real), letters if real else "c" + letters, compute.compute),
         tuple(scalars),
-        shape if real else (*shape, 2),
+        sizes if real else (*sizes, 2),
         dtype.to_real(),
         user_line(),
     )
     out = Tensor._from_node(node, runtime)
-    return out if real else complex_of(out)
+    if not real:
+        out = complex_of(out)
+    if order is not None:
+        out._shape, out._strides, out._whole = shape, strides, False
+    return out
 
 
 def join(re: Tensor, im: Tensor) -> Tensor:
