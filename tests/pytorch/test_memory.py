@@ -54,6 +54,12 @@ OVERLAPS: list[Callable[[torch.Tensor], Any]] = [
     lambda x: torch.index_select(x, 0, torch.arange(9, device=x.device), out=x[:-1]),
     lambda x: x[1:].copy_(x[:-1]),
     lambda x: x[:9].view(3, 3).add_(x[:9].view(3, 3).t()),
+    lambda x: (lambda mask: mask[1:].masked_fill_(mask[:-1], False))(x > 3),
+    lambda x: (lambda index: index.index_fill_(0, index, 3))(x.long() - 1),
+    lambda x: x[1:].put_(torch.arange(9, device=x.device), x[:-1]),
+    lambda x: torch.sort(x[1:], out=(x[:-1], x.long()[1:])),
+    lambda x: torch.median(x[1:].view(9, 1), 1, out=(x[:-1], x.long()[1:])),
+    lambda x: torch.logcumsumexp(x[1:], 0, out=x[:-1]),
 ]
 
 
@@ -73,6 +79,8 @@ def test_the_same_place_and_apart_are_written(webgpu: str) -> None:
         torch.mul(x[:6], x[:6], out=x[6:])
         rows = x.view(3, 4)
         torch.sqrt(rows[:, :2], out=rows[:, 2:])
+        for _ in range(3):  # a number of its own, as a tensor
+            x.masked_fill_(x > 9, x[2]).index_fill_(0, torch.tensor([1], device=device), x[3])
         return rows
 
     both(webgpu, run)

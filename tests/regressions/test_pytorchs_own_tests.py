@@ -955,3 +955,16 @@ def test_old_backward_hooks_see_the_last_function() -> None:
     assert found[0][1] == pytest.approx(found[1][1], rel=1e-6)
     assert sum(map(sum, found[0][0][0])) == pytest.approx(sum(map(sum, found[1][0][0])), rel=1e-6)
     assert len(found[0][0][0]) == len(found[1][0][0]) == 2
+
+
+@BOTH
+def test_what_fills_may_lie_in_what_is_filled(lib: Any) -> None:
+    m = lib.arange(6.0)
+    assert m.masked_fill_(m > 3, m[2]).tolist() == [0, 1, 2, 3, 2, 2]
+    assert m.index_fill_(0, lib.tensor([1]), m[3]).tolist() == [0, 3, 2, 3, 2, 2]
+    places = lib.empty(5, dtype=lib.int64)
+    for write in (lib.median, lib.nanmedian):
+        with pytest.raises(RuntimeError, match="unsupported operation"):
+            write(m[1:].view(5, 1), 1, out=(m[:-1], places))
+    with pytest.raises(RuntimeError, match="unsupported operation"):
+        lib.aminmax(m[1:].view(5, 1), dim=1, out=(m[:-1], lib.empty(5)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import pickle
 from typing import Any
 
@@ -12,7 +13,21 @@ import torch
 from torch.utils.data._utils import collate as pytorchs_collate
 
 import webtorch
-from webtorch.as_torch.names import functorch_parts, return_types, tensor_str, top, utils
+from webtorch.as_torch.names import (
+    autograd_parts,
+    core,
+    cuda,
+    functional,
+    functorch_parts,
+    nvtx,
+    optimizer,
+    return_types,
+    tensor_str,
+    top,
+    utils,
+    xpu,
+)
+from webtorch.aten.schema import parsed
 from webtorch.data import collate as our_collate
 from webtorch.scripts import lent
 from webtorch.tensors import modes
@@ -373,6 +388,7 @@ def test_classes_of_loaders_show_how_workers_start() -> None:
         assert loader.multiprocessing_context is not None
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
 @pytest.mark.parametrize("right", ["csr", "csc"])
 @pytest.mark.parametrize("left", ["csr", "csc"])
 def test_products_of_compressed_matrices_are_rows(left: str, right: str) -> None:
@@ -402,3 +418,83 @@ def test_sizes_may_be_bools_but_the_first() -> None:
         ):
             with pytest.raises(TypeError, match="must be tuple of ints"):
                 call(sizes)
+
+
+def test_arguments_that_are_written_without_a_name() -> None:
+    """`Tensor! out` of an operator's schema, as bitsandbytes states its own."""
+    ours = parsed("gemm(Tensor A, Tensor! out, Tensor(a!)? b=None) -> ()")
+    theirs = torch._C.parse_schema("gemm(Tensor A, Tensor! out, Tensor(a!)? b=None) -> ()")
+    for one, other in zip(ours.arguments, theirs.arguments, strict=True):
+        assert one.name == other.name
+        assert (one.alias_info is None) == (other.alias_info is None)
+        if one.alias_info is not None and other.alias_info is not None:
+            assert one.alias_info.is_write == other.alias_info.is_write
+
+
+@pytest.mark.parametrize("values", [[1e-4, 2.0], [1.0, 20.0], [0.5, -3.25], [0.0]])
+def test_texts_of_single_elements(values: list[float]) -> None:
+    """`torch._tensor_str._Formatter` writes a number as it is written among others (pfhedge)."""
+    ours, theirs = (
+        tensor_str._Formatter(webtorch.tensor(values)),
+        torch._tensor_str._Formatter(torch.tensor(values)),
+    )
+    assert ours.width() == theirs.width()
+    assert [ours.format(v) for v in values] == [theirs.format(v) for v in values]
+
+
+def test_marks_for_cudas_tools_are_there_to_be_imported() -> None:
+    """Each raises where there is no CUDA; and nothing is traced (asdl, asteroid)."""
+    for marks in (torch.cuda.nvtx, nvtx):
+        for name, words in (("range_push", ["step"]), ("mark", ["step"]), ("range_pop", [])):
+            with pytest.raises(RuntimeError, match="NVTX functions not installed"):
+                getattr(marks, name)(*words)
+        with pytest.raises(RuntimeError, match="NVTX functions not installed"), marks.range("step"):
+            pass
+    assert core._is_tracing() is torch._C._is_tracing() is False
+
+
+def test_private_parts_that_packages_import() -> None:
+    """Of derivatives (torchmin), LBFGS (torchmin), attention (torch_uncertainty), and of devices that are not there."""
+    x = webtorch.tensor([1.0], requires_grad=True) * 2
+    for parts, of, make in (
+        (torch.autograd.functional, torch.nn.functional, torch),
+        (autograd_parts, functional, webtorch),
+    ):
+        two: Any = parts
+        assert [two._as_tuple(v, "x", "f")[0] for v in (make.ones(1), (make.ones(1),))] == [
+            False,
+            True,
+        ]
+        nested = ((1, 2), (3, 4))
+        found = [
+            two._tuple_postprocess(nested, u) for u in (True, False, (True, False), (False, False))
+        ]
+        assert found == [nested, (1, 2), (1, 3), 1]
+        mask: Any = make.tensor([True, False])
+        attend: Any = of
+        filled = attend._canonical_mask(mask, "mask", None, "", make.float32)
+        assert filled.tolist() == [float("-inf"), 0] and attend._none_or_dtype(None) is None
+        assert attend._none_or_dtype(filled) is make.float32
+    assert not autograd_parts._grad_postprocess((x,), False)[0].requires_grad
+    cubic: Any = importlib.import_module("torch.optim.lbfgs")._cubic_interpolate
+    for points in ((0.0, 1.0, -1.0, 2.0, 3.0, 4.0), (2.0, 3.0, 4.0, 0.0, 1.0, -1.0)):
+        theirs = cubic(*map(torch.tensor, points))
+        assert float(optimizer._cubic_interpolate(*points)) == pytest.approx(float(theirs))
+    within = cubic(*map(torch.tensor, (0.0, 1.0, -1.0, 2.0, 3.0, 4.0)), (0.5, 0.6))
+    assert optimizer._cubic_interpolate(0, 1, -1, 2, 3, 4, (0.5, 0.6)) == within
+    for library, absent in ((torch.xpu, xpu), (torch.cuda, cuda)):
+        for name in (
+            ("current_device", "synchronize")
+            if absent is xpu
+            else ("get_rng_state", "current_blas_handle")
+        ):
+            for each in (library, absent):
+                with pytest.raises((AssertionError, RuntimeError)):
+                    getattr(each, name)()
+    with cuda.device_of(x):
+        cuda.set_rng_state(None)
+    assert core._get_cudnn_enabled() is torch._C._get_cudnn_enabled()
+    before = [
+        switch(True) for switch in (core._jit_set_profiling_mode, core._jit_set_profiling_executor)
+    ]
+    assert before == [True, True]

@@ -19,8 +19,8 @@ _ONNX = "webtorch writes no ONNX file of TorchScript graphs"
 ABSENT: dict[str, tuple[str, str]] = {
     "torch": (
         "webtorch has no types of TorchScript, and no queues of other vendors' devices",
-        "AnyType BoolType ClassType DictType Event FloatType IntType ListType NoneType NumberType OptionalType Stream "
-        "StringType TensorType TupleType Type UnionType",
+        "AnyType BoolType ClassType DeviceObjType DictType Event FloatType IntType ListType NoneType NumberType "
+        "OptionalType Stream StringType TensorType TupleType Type UnionType",
     ),
     "torch.ao": (QUANTIZED, ""),
     "torch.ao.quantization": (

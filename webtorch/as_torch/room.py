@@ -52,7 +52,12 @@ class Room(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name == "__all__":
             # What `import *` takes: what the sources list, where they do.
-            listed = [n for m in self._modules() for n in getattr(m, "__all__", None) or dir(m)]
+            listed = [
+                n
+                for m in self._modules()
+                for n in getattr(m, "__all__", None) or dir(m)
+                if self._shows(m, n)
+            ]
             return sorted({n for n in listed if not n.startswith("_") and n not in _OURS})
         if name == "__file__" and _own(self)["__sources__"]:
             # Programs look for what lies beside it: its namesake here, else what comes first.

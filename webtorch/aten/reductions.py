@@ -163,7 +163,7 @@ def _norm(
     return op.norm(x, 2 if p is None else p, dims_of(dim), keepdim, dtype=dtype)
 
 
-@aten("_logcumsumexp")
+@aten("_logcumsumexp", overlap="whole")
 def _logcumsumexp(x: Tensor, dim: int) -> Tensor:
     return op.logcumsumexp(x, dim)
 

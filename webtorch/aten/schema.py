@@ -213,7 +213,8 @@ _TYPES: dict[Any, str] = {
     int | float | bool: "Scalar", Number: "Scalar", DType: "ScalarType", device: "Device",
 }  # fmt: skip
 _ARGUMENT = re.compile(
-    r"(?P<type>[A-Za-z]+)(?:\((?P<alias>[^)]*)\))?(?P<rest>[\[\]?0-9]*) ?(?P<name>\w+)?(?:=(?P<default>.*))?"
+    r"(?P<type>[A-Za-z]+)(?P<written>!)?(?:\((?P<alias>[^)]*)\))?(?P<rest>[\[\]?0-9]*)"
+    r" ?(?P<name>\w+)?(?:=(?P<default>.*))?"
 )
 
 
@@ -232,7 +233,8 @@ def _arguments(text: str) -> Iterator[Argument]:
             continue
         found = _ARGUMENT.fullmatch(part)
         assert found is not None, part
-        alias = found["alias"]
+        # "Tensor!" is written to, and shares memory with nothing that has a name.
+        alias = "$!" if found["written"] else found["alias"]
         info = None
         if alias is not None:
             names = alias.partition(" ")[0].rstrip("!").split("|")

@@ -7,17 +7,16 @@ values that the second reads. Cheap values are computed again rather than kept.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from webtorch.capture.graphs import above, part_of, split_at
 from webtorch.capture.outside import parts_of
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import Scalar
 from webtorch.ir.graph import Graph, GraphNode, Node, Output
 from webtorch.ir.view import contiguous_strides
-from webtorch.lower.fuse import compared, formula_cost
 from webtorch.ops import primitive
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.realize import Runtime
@@ -29,9 +28,6 @@ from webtorch.tensors.storage import Storage
 from webtorch.tensors.tape import AccumulateGrad, GradFn, SavedTensor, gradient_edge, set_history
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.writing import rebase
-
-# A value of this cost (in additions) or less is computed again from what is kept anyway.
-_CHEAP = 4
 
 
 def stand_in(t: Tensor, value: Tensor) -> Tensor:
@@ -191,19 +187,19 @@ class Backward:
         nodes = graph.nodes
         inputs = [i for i, n in enumerate(nodes) if n.kind == "buffer"]
         place = {n: k for k, n in enumerate(inputs)}
-        first = _above(nodes, [o.node for o in graph.outputs[:count]])
+        first = above(nodes, [o.node for o in graph.outputs[:count]])
         first |= {o.donor for o in graph.outputs[:count] if o.donor is not None}
         stale = {n for n in inputs if place[n] in overwritten}
-        second = _above(nodes, [o.node for o in graph.outputs[count:]])
-        kept, again = _kept(nodes, first, second, [o.node for o in graph.outputs[count:]], stale)
+        second = above(nodes, [o.node for o in graph.outputs[count:]])
+        kept, again = split_at(nodes, first, second, [o.node for o in graph.outputs[count:]], stale)
         first |= set(kept)
         forward_outputs = (*graph.outputs[:count], *(Output(n) for n in kept))
-        forward = _with_copies(_part_of(graph, first, forward_outputs, set()), count)
+        forward = _with_copies(part_of(graph, first, forward_outputs, set()), count)
         mine = (second - first) | again
         for n in tuple(mine):
             mine |= {s for s in nodes[n].srcs if nodes[s].kind == "buffer"}
         outputs = tuple(Output(o.node) for o in graph.outputs[count:])
-        self.graph = _part_of(graph, mine | set(kept), outputs, set(kept))
+        self.graph = part_of(graph, mine | set(kept), outputs, set(kept))
         cotangent = {id(c): i for i, c in enumerate(self.cotangents)}
         for n in sorted(mine | set(kept)):
             if n in kept:
@@ -218,9 +214,9 @@ class Backward:
         self.cotangents = []
         # By the number of an output, the cotangents that it is computed from.
         for output in self.graph.outputs:
-            above = _above(self.graph.nodes, [output.node])
+            read_by = above(self.graph.nodes, [output.node])
             buffers = [n for n, node in enumerate(self.graph.nodes) if node.kind == "buffer"]
-            read = [s for n, s in zip(buffers, self.sources, strict=True) if n in above]
+            read = [s for n, s in zip(buffers, self.sources, strict=True) if n in read_by]
             self.reads.append({number for kind, number in read if kind == "cotangent"})
         return forward, [place[n] for n in inputs if n in first]
 
@@ -410,69 +406,6 @@ def _existed(t: Tensor) -> bool:
     return storage.node.kind == "buffer" or storage in storage.runtime.overwritten
 
 
-def _above(nodes: Sequence[GraphNode], roots: list[int]) -> set[int]:
-    found: set[int] = set()
-    stack = list(roots)
-    while stack:
-        n = stack.pop()
-        if n not in found:
-            found.add(n)
-            stack.extend(nodes[n].srcs)
-    return found
-
-
-def _kept(
-    nodes: Sequence[GraphNode],
-    first: set[int],
-    second: set[int],
-    roots: list[int],
-    stale: set[int],
-) -> tuple[list[int], set[int]]:
-    """Return the nodes of the first half to keep for the second, and those to compute again. The
-    inputs `stale` are no longer there then.
-    """
-    border = {s for n in second - first for s in nodes[n].srcs if s in first or s in stale}
-    border |= {n for n in roots if n in first}
-    again: set[int] = set()
-    wanted: set[int] = set()
-    stack = sorted(border)
-    while stack:
-        n = stack.pop()
-        node = nodes[n]
-        if n in wanted or n in again:
-            continue
-        if node.kind == "buffer":
-            if n in stale:
-                wanted.add(n)
-        elif node.kind == "view" or (node.kind == "map" and not node.srcs):
-            again.add(n)
-            stack.extend(node.srcs)
-        else:
-            wanted.add(n)
-    exact = {b for n in second if nodes[n].kind == "map" for b in compared(nodes, nodes[n])}
-    for n in sorted(wanted, reverse=True):
-        node = nodes[n]
-        if node.kind != "map" or n in exact or formula_cost(node) > _CHEAP:
-            continue
-        path: set[int] = set()
-        rest = list(node.srcs)
-        while rest:
-            s = rest.pop()
-            if (s in wanted and s != n) or s in again:
-                continue
-            if nodes[s].kind == "buffer" and s not in stale:
-                continue
-            if nodes[s].kind == "view":
-                path.add(s)
-                rest.extend(nodes[s].srcs)
-            else:
-                break
-        else:
-            wanted.discard(n)
-            again |= {n} | path
-    return sorted(wanted), again
-
-
 def _with_copies(graph: Graph, count: int) -> Graph:
     """Give outputs from `count` on that are inputs memory of their own: the inputs are overwritten."""
     nodes, outputs = list(graph.nodes), list(graph.outputs)
@@ -483,19 +416,3 @@ def _with_copies(graph: Graph, count: int) -> Graph:
             outputs[i] = Output(len(nodes))
             nodes.append(GraphNode("map", (output.node,), attrs, (), node.shape, node.dtype))
     return graph.with_nodes(nodes, tuple(outputs))
-
-
-def _part_of(
-    graph: Graph, members: set[int], outputs: tuple[Output, ...], inputs: set[int]
-) -> Graph:
-    """Return the part of a graph that `members` are; those of `inputs` become buffers."""
-    nodes: list[GraphNode] = []
-    number: dict[int, int] = {}
-    for n in sorted(members):
-        node = graph.nodes[n]
-        number[n] = len(nodes)
-        if n in inputs:
-            nodes.append(GraphNode("buffer", (), (), (), node.shape, node.dtype, node.line))
-        else:
-            nodes.append(dataclasses.replace(node, srcs=tuple(number[s] for s in node.srcs)))
-    return graph.renumbered(nodes, number, outputs)

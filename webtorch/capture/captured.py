@@ -21,7 +21,7 @@ from webtorch.ir.view import is_contiguous, numel
 from webtorch.runtime.backend import Executable, counts_references
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import device_of
-from webtorch.tensors.host import Decision, HostScalar, bindings
+from webtorch.tensors.host import Decision, HostCall, HostScalar, bindings
 from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Storage
 from webtorch.tensors.tensor import Tensor
@@ -68,6 +68,8 @@ class Capture:
     template: Any = None
     backward: Backward | None = None
     epoch: int = 0
+    # What the host does between its programs.
+    calls: list[HostCall] = field(default_factory=list)
     # Whether several targets get one value, known from the first run on.
     one_value_twice: bool | None = None
     # Numbers that are read anew, each with the arguments that it is; by how many actions come before.
@@ -146,6 +148,8 @@ class Capture:
         if self.watched is not None and not self.watched.holds():
             return False
         if not all(d.holds() for d in self.decisions):
+            return False
+        if not all(call.is_possible() for call in self.calls):
             return False
         return all(g.fits() for g in self.looked_at)
 

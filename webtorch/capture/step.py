@@ -781,7 +781,7 @@ def _alike(a: Capture, b: Capture) -> bool:
     # A capture for many sizes has no program of its own.
     mine: object = a.executable
     return (
-        (a.graph == b.graph if mine is None else mine is b.executable)
+        (a.graph == b.graph if mine is None else mine == b.executable)
         and a.dynamic == b.dynamic
         and fixed[0] == fixed[1]
         and all(_one_source(b, x, y) for x, y in zip(a.sources, b.sources, strict=True))

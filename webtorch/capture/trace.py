@@ -38,6 +38,7 @@ from webtorch.capture.captured import (
     leaves_of,
     returned_in,
 )
+from webtorch.capture.cut import cut
 from webtorch.capture.outside import (
     MISSING,
     Place,
@@ -64,6 +65,7 @@ from webtorch.runtime.recording import Owner, Recording, one_at_a_time
 from webtorch.tensors.device import resolve
 from webtorch.tensors.formats import strided
 from webtorch.tensors.host import (
+    HostCall,
     HostScalar,
     RandomOffset,
     RandomSeed,
@@ -260,12 +262,27 @@ class _Capturing:
             tracing.options.hide()
         for r in (self.runtime, *self.others):
             r.stop_recording(keep=True)
-        picked = tracing.picked
+        picked, calls = tracing.picked, tracing.calls
         tracing.end()
+        self._act(calls)
         # Copies stand for views until the call ends.
         tracing.picked = picked
         assert self.reading is not None
         self.reading()
+
+    def _act(self, calls: Sequence[HostCall]) -> None:
+        """Let the host do what it was to do between programs, as what the call did stands."""
+        if not calls:
+            return
+        runtime, left = self.runtime, dict[HostCall, object]()
+        # The rest waits for what comes of these: it is computed when somebody asks for it.
+        pending, runtime.pending = runtime.pending, []
+        try:
+            for call in calls:
+                values = [Storage(g.node, runtime).realize().buffer for g in call.given]
+                runtime.arriving += call.act(values, left)
+        finally:
+            runtime.pending[:0] = pending
 
     # ---- what the call left
 
@@ -274,7 +291,9 @@ class _Capturing:
     ) -> tuple[Frozen, Graph, list[Owner]]:
         """Freeze what the call would have computed; raise NotReplayable where no program repeats it."""
         self.named = dict(tracing.named)
-        reason = tracing.refused
+        reason, self.calls = tracing.refused, list(tracing.calls)
+        if self.calls and not self.computes:
+            reason = reason or "it sends tensors to other processes"
         if any(r.recording is not None and r.recording.count for r in self.others):
             reason = reason or (
                 "it computes on two devices: move the arguments to one before the call"
@@ -284,6 +303,7 @@ class _Capturing:
         if self.survey is not None:
             reason = self._refusal(self.survey, result, reason)
         self.extra = self.backward.owners() if self.backward is not None else []
+        owners += [given for call in self.calls for given in call.given]
         owners += self.extra
         with self.runtime.lock:
             # Another thread that computes changes nodes.
@@ -308,6 +328,11 @@ class _Capturing:
         if self.careful and reason is not None:
             self.complete = self.computes
             raise NotReplayable(result, reason)
+        if self.calls and not self.careful:
+            raise CaptureError(
+                "it sends tensors to other processes, which no program does that is exported: call the collectives "
+                "outside"
+            )
         self.replayable = True
         if self.backward is not None:
             # What the graph alone has held is no result of the call.
@@ -369,6 +394,7 @@ class _Capturing:
     def _end(self) -> None:
         """Stop recording, and give the host its state back unless what the call did stands."""
         stands = self.complete or self.usual is not None
+        calls = tracing.calls
         for r in (self.runtime, *self.others):
             # Unless the work stands, nothing was computed: overwritten storages have their values back, ...
             r.stop_recording(keep=stands or r is not self.runtime)
@@ -380,6 +406,8 @@ class _Capturing:
             if self.survey is not None and not (self.computes or self.replayable):
                 self.survey.undo()
         tracing.end()
+        if stands:
+            self._act(calls)
         mode.grad, mode.inference = self.gradient_mode
 
     # ---- the program
@@ -396,6 +424,10 @@ class _Capturing:
             argument_storages.get(id(home), home)
             for home in (self.homes.get(n) or _constant(n, runtime) for n in frozen.inputs)
         ]
+        each = [(c, i, n) for c, call in enumerate(self.calls) for i, n in enumerate(call.coming)]
+        came = {n: (c, i) for c, i, n in each}
+        self.coming = {k: came[n] for k, n in enumerate(frozen.inputs) if n in came}
+        self.given = sum([len(call.given) for call in self.calls])
         watched = None
         if self.survey is not None:
             watched = Watched(self.survey, self.dropped)
@@ -406,7 +438,8 @@ class _Capturing:
             gradient.after = describe(gradient.after)
         effects = [(place, describe(value)) for place, value in self.effects]
         shown = {name: describe(value) for name, value in self.named.items()}
-        targets = self._targets(storages, frozen.donors, count, describe.returned)
+        donors = [*frozen.donors[:count], *frozen.donors[count + self.given :]]
+        targets = self._targets(storages, donors, count, describe.returned)
         if self.backward is not None:
             read = self.backward.read
             self.backward.read_outputs = [i for i, s in enumerate(storages[:count]) if s in read]
@@ -426,10 +459,12 @@ class _Capturing:
             if isinstance(a, (HostScalar, RandomOffset, RandomSeed))
         ]
         executable, graph, sources, donated = self._compiled(frozen, graph, sources, count)
+        for call in self.calls:
+            call.forget()
         captured = Capture(
             runtime, graph, executable, sources, donated, targets[:count] if self.backward else targets,
             shapes, frozen.args, dynamic, self.draws, result, grads, arguments, watched, self.actions,
-            effects, self.decisions, shown, [], None, self.backward, bindings.epoch,
+            effects, self.decisions, shown, [], None, self.backward, bindings.epoch, self.calls,
         )  # fmt: skip
         if watched is not None:
             watched.holds()
@@ -474,15 +509,27 @@ class _Capturing:
         donors = {d for d in frozen.donors if d is not None}
         donated = [n in donors for n in frozen.inputs]
         backward, runtime, tensors = self.backward, self.runtime, self.tensors
-        if backward is None:
-            return self.compiler(runtime, frozen.key, graph), graph, sources, donated
-        written_to = {
-            k
-            for k, x in enumerate(sources)
-            if (tensors[x]._storage if isinstance(x, int) else x) in self.overwritten
-        }
-        graph, kept = backward.split(graph, frozen.key, count, sources, written_to, runtime)
-        executable = self.compiler(runtime, (frozen.key, "forward", count), graph)
+        key, kept = frozen.key, [*range(len(sources))]
+        if backward is not None:
+            written_to = {
+                k
+                for k, x in enumerate(sources)
+                if (tensors[x]._storage if isinstance(x, int) else x) in self.overwritten
+            }
+            # What comes from the host is kept, too.
+            written_to |= {*self.coming}
+            given = count + self.given
+            graph, kept = backward.split(graph, frozen.key, given, sources, written_to, runtime)
+            key = frozen.key, "forward", count
+        if not self.calls:
+            executable: Executable = self.compiler(runtime, key, graph)
+        else:
+            coming = {k: self.coming[x] for k, x in enumerate(kept) if x in self.coming}
+            executable = cut(
+                graph, self.calls, coming, count,
+                lambda part, cut_off: self.compiler(runtime, (key, part), cut_off), runtime,
+            )  # fmt: skip
+            kept = [k for k in kept if k not in self.coming]
         return executable, graph, [sources[k] for k in kept], [donated[k] for k in kept]
 
 
@@ -630,13 +677,16 @@ def _with_backward(
     recording = runtime.recording
     assert recording is not None
     values = {s: s.node for s in recording.overwritten}
-    pending = list(recording.pending)
+    pending, calls = list(recording.pending), len(tracing.calls)
     backward, reason = None, None
     try:
         backward = trace_backward(live, {id(t): i for i, t in enumerate(ends)})
     except Exception as error:
         # The caller's own backward pass says so again, where it is called.
         reason = f"its backward pass fails ({error})"
+    if len(tracing.calls) > calls:
+        del tracing.calls[calls:]
+        reason = "its backward pass sends tensors to other processes"
     # What hooks did outside.
     after: list[tuple[Place, object]] = []
     hooked = _effects(survey, runtime, after, set())

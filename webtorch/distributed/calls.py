@@ -122,18 +122,18 @@ class Lane:
     def silent(self) -> str:
         """Return in words which ranks do not say within a moment that a collective has failed for them too, once."""
         store, missing = self._store, [rank for rank in range(self.size) if rank != self.rank]
+        # A thread that asks when the interpreter ends would abort the process.
+        end = time.monotonic() + _MOMENT
         if store is None or self._failed:
             return ""
         self._failed = True
-
-        ends = time.monotonic() + _MOMENT
 
         def ask() -> None:
             """Say that it has failed here, and ask who else says so."""
             nonlocal missing
             with contextlib.suppress(Exception):
                 store.set(f"failed {self.rank}", "")
-                while missing and time.monotonic() < ends:
+                while missing and time.monotonic() < end:
                     missing = [rank for rank in missing if not store.check([f"failed {rank}"])]
                     time.sleep(_MOMENT / 10)
 
@@ -245,10 +245,12 @@ class Call:
 
     def read(self, key: int, values: Tensor) -> None:
         """Submit what a tensor waits for, and begin to read it, unless it may not be read here."""
-        like = Like.of(values)
-        if not values.numel():
-            return
-        given: Buffer = (values._pairs() if like.dtype.is_complex else values)._in_memory()
+        if values.numel():
+            given = (values._pairs() if values.dtype.is_complex else values)._in_memory()
+            self.read_memory(key, given, Like.of(values))
+
+    def read_memory(self, key: int, given: Buffer, like: Like) -> None:
+        """Begin to read a tensor's memory, unless it may not be read here."""
         if not self.is_shared:
             self.reading[key] = self._begin(given, like)
             return

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from webtorch.distributed.engine import Foreign, engine
-from webtorch.distributed.group import Exchange, Work
+from webtorch.distributed.group import Hosts, Work, go_on_as_usual
 from webtorch.distributed.reduction import ReduceOp
 from webtorch.distributed.world import Group, member, rank_in_group
 from webtorch.tensors.tensor import Tensor
@@ -99,9 +99,9 @@ def all_reduce(
         return None
     chosen, kind = _reduced("all_reduce", op, tensor)
 
-    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+    def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
         """Give Gloo the call."""
-        return gloo.allreduce([exchange.of(tensor)], _options("AllreduceOptions", reduceOp=kind))
+        return gloo.allreduce(written, _options("AllreduceOptions", reduceOp=kind))
 
     return _ended(found.call("all_reduce", [tensor], [tensor], issue, chosen), async_op)
 
@@ -139,11 +139,9 @@ def reduce(
     chosen, kind = _reduced("reduce", op, tensor)
     mine = found.rank() == root
 
-    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+    def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
         """Give Gloo the call."""
-        return gloo.reduce(
-            [exchange.of(tensor)], _options("ReduceOptions", reduceOp=kind, rootRank=root)
-        )
+        return gloo.reduce(given, _options("ReduceOptions", reduceOp=kind, rootRank=root))
 
     written = [tensor] if mine else []
     return _ended(found.call("reduce", [tensor], written, issue, chosen), async_op)
@@ -164,10 +162,10 @@ def broadcast(
     root = rank_in_group(found, src, group_src)
     mine = found.rank() == root
 
-    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+    def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
         """Give Gloo the call."""
-        host = exchange.of(tensor)
-        return gloo.broadcast([host], _options("BroadcastOptions", rootRank=root, rootTensor=0))
+        options = _options("BroadcastOptions", rootRank=root, rootTensor=0)
+        return gloo.broadcast(given or written, options)
 
     reads, written = ([tensor], []) if mine else ([], [tensor])
     return _ended(found.call("broadcast", reads, written, issue, root=root), async_op)
@@ -184,10 +182,9 @@ def all_gather(
     if found is None:
         return None
 
-    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+    def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
         """Give Gloo the call."""
-        given = exchange.of(tensor)
-        return gloo.allgather([[exchange.of(x) for x in tensor_list]], [given])
+        return gloo.allgather([written], given)
 
     return _ended(found.call("all_gather", [tensor], tensor_list, issue), async_op)
 
@@ -202,15 +199,14 @@ def all_gather_into_tensor(
     found = member(group, "all_gather_into_tensor")
     if found is None:
         return None
-    if output_tensor.numel() != input_tensor.numel() * found.size():
+    size = found.size()
+    if output_tensor.numel() != input_tensor.numel() * size:
         raise ValueError("output tensor size must be equal to world_size times input tensor size")
 
-    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+    def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
         """Give Gloo the call."""
-        given = exchange.of(input_tensor)
-        out = exchange.of(output_tensor)
-        parts = list(out.view(-1).chunk(found.size()))
-        return gloo.allgather([parts], [given.view(-1)])
+        parts = list(written[0].view(-1).chunk(size))
+        return gloo.allgather([parts], [given[0].view(-1)])
 
     return _ended(
         found.call("all_gather_into_tensor", [input_tensor], [output_tensor], issue), async_op
@@ -236,11 +232,10 @@ def gather(
     root = rank_in_group(found, dst, group_dst, 0)
     _check_listed(lists, found.rank() == root, "gather_list", "destination")
 
-    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+    def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
         """Give Gloo the call."""
-        given = exchange.of(tensor)
-        out = [[exchange.of(x) for x in lists]] if lists else []
-        return gloo.gather(out, [given], _options("GatherOptions", rootRank=root))
+        out = [written] if written else []
+        return gloo.gather(out, given, _options("GatherOptions", rootRank=root))
 
     return _ended(found.call("gather", [tensor], lists, issue), async_op)
 
@@ -261,11 +256,10 @@ def scatter(
     root = rank_in_group(found, src, group_src, 0)
     _check_listed(lists, found.rank() == root, "scatter_list", "source")
 
-    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+    def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
         """Give Gloo the call."""
-        given = [[exchange.of(x) for x in lists]] if lists else []
-        out = exchange.of(tensor)
-        return gloo.scatter([out], given, _options("ScatterOptions", rootRank=root))
+        lists = [given] if given else []
+        return gloo.scatter(written, lists, _options("ScatterOptions", rootRank=root))
 
     return _ended(found.call("scatter", lists, [tensor], issue), async_op)
 
@@ -286,11 +280,10 @@ def reduce_scatter(
         return None
     chosen, kind = _reduced("reduce_scatter", op, output)
 
-    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+    def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
         """Give Gloo the call."""
-        given = [exchange.of(x) for x in input_list]
-        out = exchange.of(output)
-        return gloo.reduce_scatter([out], [given], _options("ReduceScatterOptions", reduceOp=kind))
+        options = _options("ReduceScatterOptions", reduceOp=kind)
+        return gloo.reduce_scatter(written, [given], options)
 
     return _ended(found.call("reduce_scatter", input_list, [output], issue, chosen), async_op)
 
@@ -309,15 +302,16 @@ def reduce_scatter_tensor(
     found = member(group, "reduce_scatter_tensor")
     if found is None:
         return None
-    if input.numel() != output.numel() * found.size():
+    size = found.size()
+    if input.numel() != output.numel() * size:
         raise ValueError("input tensor must be the same size as output size times world size")
     chosen, kind = _reduced("reduce_scatter_tensor", op, output)
 
-    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+    def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
         """Give Gloo the call."""
-        given = list(exchange.of(input).view(-1).chunk(found.size()))
-        out = exchange.of(output).view(-1)
-        return gloo.reduce_scatter([out], [given], _options("ReduceScatterOptions", reduceOp=kind))
+        options = _options("ReduceScatterOptions", reduceOp=kind)
+        parts = list(given[0].view(-1).chunk(size))
+        return gloo.reduce_scatter([written[0].view(-1)], [parts], options)
 
     return _ended(found.call("reduce_scatter_tensor", [input], [output], issue, chosen), async_op)
 
@@ -339,10 +333,9 @@ def all_to_all(
     if found is None:
         return None
 
-    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+    def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
         """Give Gloo the call."""
-        given = [exchange.of(x) for x in input_tensor_list]
-        return gloo.alltoall([exchange.of(x) for x in output_tensor_list], given)
+        return gloo.alltoall(written, given)
 
     work = found.call("all_to_all", input_tensor_list, output_tensor_list, issue)
     return _ended(work, async_op)
@@ -364,12 +357,10 @@ def all_to_all_single(
     if found is None:
         return None
 
-    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+    def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
         """Give Gloo the call."""
-        given = exchange.of(input)
-        out = exchange.of(output)
         return gloo.alltoall_base(
-            out, given, list(output_split_sizes or []), list(input_split_sizes or [])
+            written[0], given[0], list(output_split_sizes or []), list(input_split_sizes or [])
         )
 
     return _ended(found.call("all_to_all_single", [input], [output], issue), async_op)
@@ -393,9 +384,9 @@ def isend(
             "Invalid destination rank: destination rank should not be the same as the rank of the current process."
         )
 
-    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+    def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
         """Give Gloo the call."""
-        return gloo.send([exchange.of(tensor)], to, tag)
+        return gloo.send(given, to, tag)
 
     return found.call("isend", [tensor], [], issue, is_message=True)
 
@@ -414,10 +405,9 @@ def irecv(
         return None
     of = None if src is None and group_src is None else rank_in_group(found, src, group_src)
 
-    def issue(gloo: Foreign, exchange: Exchange) -> Foreign:
+    def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
         """Give Gloo the call."""
-        host = [exchange.of(tensor)]
-        return gloo.recv_anysource(host, tag) if of is None else gloo.recv(host, of, tag)
+        return gloo.recv_anysource(written, tag) if of is None else gloo.recv(written, of, tag)
 
     return found.call("irecv", [], [tensor], issue, is_message=True)
 
@@ -500,8 +490,12 @@ def barrier(
     found = member(group, "barrier")
     if found is None:
         return None
-    work = found.call("barrier", [], [], lambda gloo, _: gloo.barrier(_options("BarrierOptions")))
-    return _ended(work, async_op)
+
+    def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
+        """Give Gloo the call."""
+        return gloo.barrier(_options("BarrierOptions"))
+
+    return _ended(found.call("barrier", [], [], issue), async_op)
 
 
 def monitored_barrier(
@@ -510,6 +504,7 @@ def monitored_barrier(
     """Wait until all processes are here. Raises RuntimeError on process 0 with those that have not come in time."""
     found = member(group, "monitored_barrier")
     if found is not None:
+        go_on_as_usual()
         found.lane().settled()
         found.gloo().monitored_barrier(
             found.timeout if timeout is None else timeout, wait_all_ranks

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import datetime
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 from webtorch.dispatch.call import refuse_scripts, settle_scripts
 from webtorch.distributed.calls import Call, Lane, Like
@@ -13,10 +15,14 @@ from webtorch.distributed.engine import Foreign, engine
 from webtorch.distributed.reduction import ReduceOp
 from webtorch.distributed.shared import Recipe, recipe_for
 from webtorch.futures import Future
+from webtorch.ir.dtype import DType
+from webtorch.ir.graph import Node
+from webtorch.ir.view import Shape, numel
 from webtorch.ops import primitive
 from webtorch.runtime.arrivals import Arrival
-from webtorch.runtime.realize import is_seen, runtime_for
-from webtorch.tensors.host import tracing
+from webtorch.runtime.backend import Buffer
+from webtorch.runtime.realize import is_seen, open_runtimes, runtime_for
+from webtorch.tensors.host import Given, HostCall, tracing
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.storage import writes
 from webtorch.tensors.tensor import Tensor
@@ -30,59 +36,88 @@ _KINDS = {
 }
 
 
+Hosts = list[Foreign]
+# Gives Gloo a call with what stands for its tensors in the host's memory, those it reads and those it writes, and
+# returns Gloo's work.
+Issue = Callable[[Foreign, Hosts, Hosts], Foreign]
+
+
+class Form(NamedTuple):
+    """A collective as it was called, without its tensors: they go by numbers."""
+
+    group: ProcessGroup
+    title: str
+    tensors: Sequence[Like]
+    given: Sequence[int]
+    written: Sequence[int]
+    issue: Issue
+    reduction: ReduceOp | None
+    # What the result is computed by from memory that all share, if it can be.
+    recipe: Recipe | None
+    is_message: bool
+
+
 class Exchange(Call):
     """The call of a collective, and what is to be done with the tensors that it writes."""
 
-    def __init__(
-        self,
-        group: ProcessGroup,
-        title: str,
-        written: Sequence[Tensor],
-        issue: Callable[[Foreign, Exchange], Foreign],
-        reduction: ReduceOp | None,
-    ) -> None:
-        """`issue` gives Gloo the call and returns Gloo's work."""
-        super().__init__(group.lane(), None if reduction is None else reduction.name)
-        self._title, self._issue_by = title, issue
-        self._out = {id(x): x for x in written if x.numel()}
-        self.written = {key: Like.of(x) for key, x in self._out.items()}
-        self.arrivals = {key: Arrival() for key in self._out}
+    def __init__(self, form: Form, written: Mapping[int, Tensor] = MappingProxyType({})) -> None:
+        """`written`: the tensors that values arrive in, by number."""
+        super().__init__(form.group.lane(), None if form.reduction is None else form.reduction.name)
+        self.form = form
+        self._out = {key: x for key, x in written.items() if x.numel()}
+        self.written = {k: form.tensors[k] for k in form.written if numel(form.tensors[k].shape)}
+        self.arrivals = {key: Arrival() for key in self.written}
         # Set when all is written, or will not be; then whose message it was, and its error.
         self.is_over = threading.Event()
         self.source = -1
         self.error: RuntimeError | None = None
         self.has_landed = False
+        # What notes it where a function is captured, until it has begun.
+        self.noted: Sending | None = None
+        if form.recipe is not None:
+            self.share(form.recipe, form.tensors[0])
 
     def title(self) -> str:
         """Return what the call is, for errors."""
-        return self._title
+        return self.form.title
 
-    def begin(self, given: Sequence[Tensor], written: Sequence[Tensor]) -> None:
-        """Compute what is read, and begin to read it."""
+    def begin(self, given: Mapping[int, Tensor], written: Mapping[int, Tensor]) -> None:
+        """Compute what is read, begin to read it, and let it go on its way; note it where a function is captured."""
         settle_scripts("tensors are sent to other processes")
         refuse_scripts("tensors are sent to other processes")
-        if tracing.active:
-            # The function that is captured runs as usual from here on.
-            for runtime in {x._storage.runtime for x in (*given, *written)}:
-                runtime.realize()
-            tracing.refuse("it sends tensors to other processes, which a program cannot")
-        for x in (*given, *written):
-            _check(self._title, x)
-        for x in written:
+        for x in written.values():
             if writes.guard is not None:
                 writes.guard(x._storage)
             x._counter.version += 1
-        for key, x in {id(x): x for x in given}.items():
+        if tracing.active and all(like.runtime.capturing for like in self.form.tensors):
+            self.noted = Sending(self, given)
+            tracing.calls.append(self.noted)
+            return
+        go_on_as_usual()
+        for key, x in given.items():
             # What NumPy may write once the call has been waited for is read now.
             self.read(key, primitive.copy(x) if is_seen(x._storage.node) else x.detach())
+        self.send()
 
-    def of(self, x: Tensor) -> Foreign:
-        """Return what stands for a tensor in the host's memory."""
-        return self.host(id(x), tuple(x._shape), x.dtype)
+    def send(self) -> None:
+        """Let what is read go on its way."""
+        form = self.form
+        if not form.is_message:
+            self.start()
+            return
+        try:
+            self.start_message(self.give(form.group.gloo()))
+        except RuntimeError as error:
+            raise RuntimeError(f"{form.title}: {error}") from error
 
     def give(self, gloo: Foreign) -> list[Foreign]:
         """Give Gloo the call."""
-        return [self._issue_by(gloo, self)]
+        form = self.form
+        given, written = (
+            [self.host(key, form.tensors[key].shape, form.tensors[key].dtype) for key in keys]
+            for keys in (form.given, form.written)
+        )
+        return [form.issue(gloo, given, written)]
 
     def ended(self, works: Sequence[Foreign], error: RuntimeError | None) -> None:
         """Take note that all has come, or will not."""
@@ -100,23 +135,112 @@ class Exchange(Call):
         if not self.has_landed:
             self.has_landed = True
             with no_grad():
-                for key, like in self.written.items():
-                    self._expect(self._out[key], like, self.arrivals[key])
+                for key, x in self._out.items():
+                    self._expect(x, self.written[key], self.arrivals[key])
             self._out.clear()
         return bool(self.written)
 
     def _expect(self, x: Tensor, like: Like, arrival: Arrival) -> None:
-        shape, dtype = like.shape, like.dtype
-        if dtype.is_complex:
-            shape, dtype = (*shape, 2), dtype.to_real()
-        # First of all, as another thread may compute what is pending at any time.
-        like.runtime.arriving.append(arrival)
-        node = arrival.node(shape, dtype)
+        node = arrival.node(*_real(like))
+        if self.noted is not None:
+            self.noted.coming.append(node)
+            self.noted.expected.append(arrival)
+        else:
+            # First of all, as another thread may compute what is pending at any time.
+            like.runtime.arriving.append(arrival)
         values, target = Tensor._from_node(node, like.runtime), x.detach()
         primitive.write(target._pairs() if like.dtype.is_complex else target, values, True)
         if x._storage.node is node:
             # Nothing is computed in the memory of the old value.
             x._storage.donor = None
+
+    def wait(self, timeout: datetime.timedelta | None = None) -> None:
+        """Wait until it is done, and raise its error; note that where a function is captured."""
+        if self.noted is not None and tracing.active:
+            tracing.calls.append(Waiting(self.noted, timeout))
+            return
+        if not self.is_over.wait(None if timeout is None else timeout.total_seconds()):
+            raise RuntimeError(f"{self.title()}: not done after {timeout}")
+        if self.error is not None:
+            for arrival in self.arrivals.values():
+                # What reads these values need not raise it again.
+                arrival.error = None
+            raise self.error
+
+    def look(self) -> None:
+        """Be under way: who asks how far it is decides by that."""
+        if self.noted is not None and tracing.active:
+            go_on_as_usual()
+
+
+class Sending(HostCall):
+    """A collective of a function that is captured: each replay begins it again."""
+
+    def __init__(self, first: Exchange, given: Mapping[int, Tensor]) -> None:
+        self.form = first.form
+        # That of the capture, which goes on its way if the function runs as usual.
+        self._first: Exchange | None = first
+        reads = {k: x for k, x in given.items() if x.numel()}
+        self._keys = list(reads)
+        self.given = [Given(_value(x)) for x in reads.values()]
+        self.coming: list[Node] = []
+        self.expected: list[Arrival] = []
+
+    def act(self, values: Sequence[Buffer], run: dict[HostCall, Exchange]) -> Sequence[Arrival]:
+        """Begin it."""
+        exchange, self._first = self._first, None
+        if exchange is None:
+            exchange = Exchange(self.form)
+            coming = [exchange.arrivals[key] for key in exchange.written][: len(self.coming)]
+        else:
+            exchange.noted, coming = None, self.expected
+        run[self] = exchange
+        for key, values_of_key in zip(self._keys, values, strict=True):
+            exchange.read_memory(key, values_of_key, self.form.tensors[key])
+        exchange.send()
+        return coming
+
+    def forget(self) -> None:
+        """Let go of the collective that was not begun."""
+        self._first = None
+
+    def is_possible(self) -> bool:
+        """Whether its group is there."""
+        return self.form.group.is_open
+
+
+class Waiting(HostCall):
+    """A wait for a collective of a function that is captured."""
+
+    def __init__(self, of: Sending, timeout: datetime.timedelta | None) -> None:
+        self.coming = ()
+        self._of, self._timeout = of, timeout
+
+    def act(self, values: Sequence[Buffer], run: dict[HostCall, Exchange]) -> Sequence[Arrival]:
+        """Wait."""
+        run[self._of].wait(self._timeout)
+        return ()
+
+
+def go_on_as_usual() -> None:
+    """Let a function that is captured, which does what a program cannot repeat, run as usual from here on."""
+    if tracing.active:
+        for runtime in open_runtimes():
+            if runtime.capturing:
+                runtime.realize()
+
+
+def _real(like: Like) -> tuple[Shape, DType]:
+    """Return the shape and the type of a tensor's memory."""
+    if like.dtype.is_complex:
+        return (*like.shape, 2), like.dtype.to_real()
+    return like.shape, like.dtype
+
+
+def _value(x: Tensor) -> Node:
+    """Return the value of a tensor, row-major."""
+    x = x._pairs() if x.dtype.is_complex else x.detach()
+    return (x if x._whole else primitive.copy(x))._storage.node
 
 
 def _check(title: str, x: Tensor) -> None:
@@ -141,22 +265,12 @@ class Work:
         is done.
         """
         if not self._call.land() or timeout is not None:
-            self._end(timeout)
+            self._call.wait(timeout)
         return True
-
-    def _end(self, timeout: datetime.timedelta | None = None) -> None:
-        """Wait until it is done, and raise its error."""
-        call = self._call
-        if not call.is_over.wait(None if timeout is None else timeout.total_seconds()):
-            raise RuntimeError(f"{call.title()}: not done after {timeout}")
-        if call.error is not None:
-            for arrival in call.arrivals.values():
-                # What reads these values need not raise it again.
-                arrival.error = None
-            raise call.error
 
     def is_completed(self) -> bool:
         """Whether it is done, or has failed."""
+        self._call.look()
         done = self._call.is_over.is_set()
         if done:
             self._call.land()
@@ -168,6 +282,7 @@ class Work:
 
     def exception(self) -> BaseException | None:
         """Return its error, if there is one by now."""
+        self._call.look()
         return self._call.error
 
     def result(self) -> list[Tensor]:
@@ -181,8 +296,9 @@ class Work:
 
     def source_rank(self) -> int:
         """Return the rank in the group whose message it was, when that is there."""
+        self._call.look()
         self.wait()
-        self._end()
+        self._call.wait()
         return self._call.source
 
     _source_rank = source_rank
@@ -244,6 +360,11 @@ class ProcessGroup:
             raise RuntimeError(f"the process group {self.group_name!r} was destroyed")
         return self._gloo
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been destroyed."""
+        return self._gloo is not None
+
     def lane(self) -> Lane:
         """Return what it has for tensors on their way."""
         self.gloo()
@@ -255,28 +376,27 @@ class ProcessGroup:
         name: str,
         given: Sequence[Tensor],
         written: Sequence[Tensor],
-        issue: Callable[[Foreign, Exchange], Foreign],
+        issue: Issue,
         reduction: ReduceOp | None = None,
         is_message: bool = False,
         root: int | None = None,
     ) -> Work:
-        """Begin a collective: `issue(gloo, exchange)` gives it to Gloo and returns Gloo's work. `root`: whose tensor
+        """Begin a collective, which `issue` gives to Gloo. `root`: whose tensor
         all get, where they do.
         """
-        title = self.title(name, [*given, *written])
-        call = Exchange(self, title, written, issue, reduction)
-        recipe = self._recipe(name, given, written, reduction, root)
-        if recipe is not None:
-            call.share(recipe, Like.of((*given, *written)[0]))
+        found = list({id(x): x for x in (*given, *written)}.values())
+        keys = {id(x): key for key, x in enumerate(found)}
+        title = self.title(name, found)
+        for x in found:
+            _check(title, x)
+        form = Form(
+            self, title, [Like.of(x) for x in found], [keys[id(x)] for x in given],
+            [keys[id(x)] for x in written], issue, reduction, self._recipe(name, given, written, reduction, root),
+            is_message,
+        )  # fmt: skip
+        call = Exchange(form, {keys[id(x)]: x for x in written})
         with no_grad():
-            call.begin(given, written)
-        if not is_message:
-            call.start()
-            return Work(call, written or given)
-        try:
-            call.start_message(call.give(self.gloo()))
-        except RuntimeError as error:
-            raise RuntimeError(f"{title}: {error}") from error
+            call.begin({keys[id(x)]: x for x in given}, {keys[id(x)]: x for x in written})
         return Work(call, written or given)
 
     def _recipe(
@@ -299,10 +419,9 @@ class ProcessGroup:
 
     def title(self, name: str, tensors: Sequence[Tensor]) -> str:
         """Return what a call is, for errors."""
-        given = list({id(x): x for x in tensors}.values())
-        what = ", ".join([f"{x.dtype} {tuple(x.shape)}" for x in given[:3]])
-        more = f" and {len(given) - 3} more" if len(given) > 3 else ""
-        of = f" of {what}{more}" if given else ""
+        what = ", ".join([f"{x.dtype} {tuple(x.shape)}" for x in tensors[:3]])
+        more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
+        of = f" of {what}{more}" if tensors else ""
         return f"{name}{of} on rank {self._rank} of {self.size()} (group {self.group_name!r})"
 
     def close(self) -> None:

@@ -207,6 +207,7 @@ def _median_of_all(x: Tensor, skip_nan: bool) -> Tensor:
     refuses=BOOL,
     gradient_name=over_dims("Median"),
     ties=True,
+    overlap="none",
     forms=(
         "(input: Tensor) -> Tensor",
         "(input: Tensor, dim: int, keepdim: bool = False) -> Median",
@@ -223,6 +224,7 @@ def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     refuses=BOOL,
     gradient_name=over_dims("Nanmedian"),
     ties=True,
+    overlap="none",
     forms=(
         "(input: Tensor) -> Tensor",
         "(input: Tensor, dim: int, keepdim: bool = False) -> Nanmedian",

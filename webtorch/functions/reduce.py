@@ -464,6 +464,7 @@ def amin(input: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
     samples=(((), {"dim": 0}), ((), {})),
     gradient_name="AminmaxBackward0",
     once=True,
+    overlap="whole",
 )
 def aminmax(input: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Aminmax:
     """Return (min, max) over one dim or all."""

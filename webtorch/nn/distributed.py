@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import NoneType
 from typing import Any, NamedTuple
 
 from webtorch.distributed.algorithms.join import Join, Joinable, JoinHook
 from webtorch.distributed.bucket import GradBucket
 from webtorch.distributed.collectives import all_gather_into_tensor, all_reduce, broadcast
-from webtorch.distributed.group import ProcessGroup
+from webtorch.distributed.group import ProcessGroup, go_on_as_usual
 from webtorch.distributed.objects import broadcast_object_list
 from webtorch.distributed.reduction import ReduceOp
 from webtorch.distributed.world import default_group
@@ -133,7 +134,7 @@ class _SparseMean:
 
 class _Reducer:
     """Collects gradients in buckets, and sends them: as `dtype`, where one is given; those of the ids `sparse` as
-    places and values.
+    places and values. `is_static`: all passes use the same parameters.
     """
 
     def __init__(
@@ -144,7 +145,9 @@ class _Reducer:
         views: bool,
         sparse: set[int],
         dtype: DType | None,
+        is_static: bool,
     ) -> None:
+        self.is_static = is_static
         self.group, self.views, self.sparse, self.dtype = group, views, sparse, dtype
         self.buckets = _buckets(parameters, cap, sparse)
         self.parameters = list(parameters)
@@ -153,8 +156,10 @@ class _Reducer:
         self.sync = True
         # Of how many processes the mean is.
         self.count = group.size()
-        # Parameters that a pass does not reach, where these are looked for.
+        # Parameters that a pass does not reach, where these are looked for; ids of those that no process reaches, where
+        # that stays.
         self.unused: list[Tensor] | None = None
+        self.never_used: set[int] | None = None
         self.begun = False
         self._clear()
 
@@ -216,6 +221,9 @@ class _Reducer:
                     number, flat if self.dtype is None else flat.to(self.dtype), bucket, last
                 )
                 if self.hook is not None:
+                    if not isinstance(self.hook[0], (ProcessGroup, NoneType)):
+                        # It may count, or keep what it computes.
+                        go_on_as_usual()
                     work = self.hook[1](self.hook[0], made)
                 else:
                     op = ReduceOp.AVG if self.count == self.group.size() else ReduceOp.SUM
@@ -271,10 +279,15 @@ class _Reducer:
         """Return the ids of parameters that no process has used: their gradients stay as they are."""
         if self.unused is None:
             return set()
+        if self.never_used is not None:
+            return self.never_used
         mine = {id(p) for p in self.unused}
         counts = tensor([int(id(p) not in mine) for p in self.parameters], dtype=int32)
         all_reduce(counts, group=self.group)
-        return {id(p) for p, n in zip(self.parameters, counts.tolist(), strict=True) if not n}
+        found = {id(p) for p, n in zip(self.parameters, counts.tolist(), strict=True) if not n}
+        if self.is_static:
+            self.never_used = found
+        return found
 
 
 def _flat(parameter: Tensor, gradient: Tensor | None) -> Tensor:
@@ -397,6 +410,8 @@ class DistributedDataParallel(Module, Joinable):
         self.static_graph = static_graph
         self.require_backward_grad_sync = True
         self.mixed_precision = mixed_precision
+        # What sends the buckets, if the user says: a compiled step depends on it.
+        self._comm_hook: tuple[object, Callable[[Any, GradBucket], object]] | None = None
         types = _MixedPrecision() if mixed_precision is None else mixed_precision
         if types.buffer_dtype is not None:
             for buffer in module.buffers():
@@ -407,7 +422,7 @@ class DistributedDataParallel(Module, Joinable):
         self._reducer = _Reducer(
             learned, self.process_group, int(cap * _MIB), gradient_as_bucket_view,
             {id(m.weight) for m in module.modules() if getattr(m, "sparse", False) is True},
-            types.param_dtype if types.reduce_dtype is None else types.reduce_dtype,
+            types.param_dtype if types.reduce_dtype is None else types.reduce_dtype, static_graph,
         )  # fmt: skip
         if init_sync:
             self._same_everywhere([p for _, p in named])
@@ -453,7 +468,7 @@ class DistributedDataParallel(Module, Joinable):
             raise RuntimeError(
                 "register_comm_hook or register_builtin_comm_hook can only be called once."
             )
-        self._reducer.hook = state, hook
+        self._reducer.hook = self._comm_hook = state, hook
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Call the module; what its backward pass gives will be sent."""

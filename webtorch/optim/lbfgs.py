@@ -28,6 +28,11 @@ class _Point:
     grad: Tensor
     slope: float
 
+    @property
+    def known(self) -> tuple[float, float, float]:
+        """The step length, the loss and the slope."""
+        return self.t, self.loss, self.slope
+
 
 def _real(x: Tensor) -> Tensor:
     """Return a view of both parts of a complex tensor, any other as it is."""
@@ -214,21 +219,24 @@ def _largest(x: Tensor) -> float:
     return float(x.abs().max())
 
 
-def _cubic_minimum(a: _Point, b: _Point, low: float, high: float) -> float:
-    """Return where the cubic through two points with slopes is least, within [low, high].
+def cubic_minimum(
+    a: tuple[float, float, float], b: tuple[float, float, float], low: float, high: float
+) -> float:
+    """Return where the cubic through two points is least, within [low, high].
 
-    Nocedal and Wright, Numerical Optimization, equation 3.59; the middle where it has no minimum.
+    a, b: place, value and slope. Nocedal and Wright, Numerical Optimization, equation 3.59; the middle where it has
+    no minimum.
     """
-    first = a.slope + b.slope - 3 * (a.loss - b.loss) / (a.t - b.t)
-    square = first**2 - a.slope * b.slope
+    near, far = (a, b) if a[0] <= b[0] else (b, a)
+    first = near[2] + far[2] - 3 * (near[1] - far[1]) / (near[0] - far[0])
+    square = first**2 - near[2] * far[2]
     if not square >= 0:
         return (low + high) / 2.0
-    near, far = (a, b) if a.t <= b.t else (b, a)
     root = square**0.5
-    below = far.slope - near.slope + 2 * root
+    below = far[2] - near[2] + 2 * root
     if below == 0:
         return (low + high) / 2.0
-    best = far.t - (far.t - near.t) * ((far.slope + root - first) / below)
+    best = far[0] - (far[0] - near[0]) * ((far[2] + root - first) / below)
     return min(max(best, low), high)
 
 
@@ -274,7 +282,7 @@ def _strong_wolfe(
             bracket = [before, here]
             break
         low, high = here.t + 0.01 * (here.t - before.t), here.t * 10
-        before, here = here, point(_cubic_minimum(before, here, low, high))
+        before, here = here, point(cubic_minimum(before.known, here.known, low, high))
         evaluations += 1
         steps += 1
         bracket = [start, here]
@@ -286,7 +294,7 @@ def _strong_wolfe(
         if abs(b.t - a.t) * largest < tolerance_change:
             break
         left, right = min(a.t, b.t), max(a.t, b.t)
-        t = _cubic_minimum(a, b, left, right)
+        t = cubic_minimum(a.known, b.known, left, right)
         margin = 0.1 * (right - left)
         if min(right - t, t - left) < margin:
             # Too near to an end: once is allowed, a second time the point is moved inwards.

@@ -275,6 +275,7 @@ def _own_form(name: str) -> Kernel | None:
 
 def _inplace(name: str, function: Kernel) -> Kernel:
     kinds, function, own = Kinds(is_free(function)), placed(function), _own_form(name)
+    overlap = _known(name.partition(".")[0].removesuffix("_")).overlap
 
     def kernel(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         """Run the operator, and write its result to the first operand."""
@@ -289,6 +290,10 @@ def _inplace(name: str, function: Kernel) -> Kernel:
             return self
         values = [operand(a, name) for a in args]
         options = {k: operand(v, name) for k, v in kwargs.items()}
+        # A plan is of calls that passed here: tensors of one memory are another kind of call. A tensor without dims is
+        # read as a number.
+        if overlap != "any" and values[0]._storage in _storages(values[1:]):
+            _refuse_overlaps([x for x in tensors_of(args[1:]) if x.dim()], self, overlap == "whole")
         if own is not None and 0 in self.stride():
             own(*values, **options)
             return self
@@ -428,13 +433,16 @@ def _one_out(name: str, function: Kernel, free: bool, target: str) -> Kernel:
 def _several_out(name: str, function: Kernel, outs: tuple[str, ...]) -> Kernel:
     """Return the kernel of an operator that writes several results."""
     known = _known(name)
-    rule = known.layout
+    rule, overlap = known.layout, known.overlap
 
     def many(*args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, ...]:
         """Run the operator, and write its results to the tensors given."""
         if flag.pressed:
             check()
         targets = [kwargs.pop(n) for n in outs]
+        for out in targets if overlap != "any" else ():
+            if out is not None:
+                _refuse_overlaps(args, out, whole=overlap == "whole")
         values = [operand(a, name) for a in args]
         options = {k: operand(v, name) for k, v in kwargs.items()}
         found = function(*values, **options)

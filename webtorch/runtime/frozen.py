@@ -88,7 +88,7 @@ def freeze(owners: Sequence[Value]) -> Frozen:
             if kind == "call":
                 node.expand()
                 kind = node.kind
-            if kind == "buffer":
+            if kind == "buffer" or kind == "arriving":
                 stack.pop()
                 number[node] = len(order)
                 order.append(node)
@@ -360,7 +360,9 @@ def to_graph(frozen: Frozen) -> Graph:
     nodes: list[GraphNode] = []
     for node in frozen.order:
         first = len(dtypes)
-        if node.kind != "buffer":
+        # What is to come is data by the time when the program runs.
+        kind = "buffer" if node.kind == "arriving" else node.kind
+        if kind != "buffer":
             dtypes.extend(argument_dtypes(node))
         numbers = [frozen.equal.get(a, a) for a in range(first, len(dtypes))]
         args = tuple([a for a in numbers if a is not None])
@@ -368,7 +370,7 @@ def to_graph(frozen: Frozen) -> Graph:
         fixed = node.scalars if len(args) < len(numbers) else ()
         nodes.append(
             GraphNode(
-                node.kind,
+                kind,
                 tuple(number[s] for s in node.srcs),
                 (*node.attrs, *fixed),
                 args,

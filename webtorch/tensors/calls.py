@@ -606,6 +606,9 @@ def bind_inplace(
         check_writable(x)
         if overlap != "any":
             read = (*args[1:], *kwargs.values()) if kwargs else args[1:]
+            if once is not None:
+                # What fills is a number, also where it is a tensor without dims.
+                read = tuple([v for v in read if not isinstance(v, Tensor) or v._shape])
             check_overlap(x, read, overlap == "whole")
         if not mode.grad:
             result = function(*args, **kwargs)

@@ -17,12 +17,47 @@ from typing import Any
 
 from webtorch.dispatch.call import looking
 from webtorch.ir.dtype import Scalar
+from webtorch.ir.graph import Node
+from webtorch.runtime.arrivals import Arrival
 
 
 class RunAsUsual(Exception):
     """Raised while a function is being captured where this call cannot be recorded, but later ones can:
     it runs as if it were not compiled.
     """
+
+
+class Given:
+    """A value of a captured call that a host call reads: a program before it computes it."""
+
+    __slots__ = ("__weakref__", "donor", "node")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.donor: Node | None = None
+
+
+class HostCall:
+    """What a captured function does on the host where a program cannot, and each replay does again in that place: it
+    is given values, and values come of it.
+    """
+
+    given: Sequence[Given] = ()
+    # Nodes of the capture that stand for what comes.
+    coming: Sequence[Node] = ()
+
+    def act(self, values: Sequence[Any], run: dict[HostCall, Any]) -> Sequence[Arrival]:
+        """Do it with the memory of what it is given, and return what comes. `run`: what those before it have left for
+        each other.
+        """
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Let go of what only the capture has needed: from now on there are replays."""
+
+    def is_possible(self) -> bool:
+        """Whether it can be done again."""
+        return True
 
 
 class _Reads:
@@ -509,6 +544,8 @@ class _Tracing(threading.local):
         self.actions: list[Callable[[], object]] = []
         # Whether one of them is running.
         self.acting = False
+        # What it did there with values of programs, which are cut in these places.
+        self.calls: list[HostCall] = []
         # What gives the host its state back after a capture, which only records.
         self.undo: list[Callable[[], object]] = []
         # Generators that numbers were drawn from -> (generator, seed, offset) at the beginning.

@@ -238,7 +238,7 @@ def elements_text(
     else:
         shown = values if edge is None else _edges(values, edge)
     flat = list(_flatten(shown, len(shape)))
-    style = _choose_style(flat, dtype_name, options)
+    style = element_style(flat, dtype_name, options)
     # Elements are cut by their place: a tensor's own size decides, not that of the part fetched.
     cut = [edge is not None and size > 2 * edge for size in shape]
     return _Layout(style, cut, edge or 0, options.linewidth).text(shown, 0, indent)
@@ -296,9 +296,10 @@ class _ComplexStyle:
         return self.real.write(value.real) + ("" if imag[0] in "+-" else "+") + imag
 
 
-def _choose_style(
+def element_style(
     values: list[Any], dtype_name: str, options: PrintOptions
 ) -> _Style | _ComplexStyle:
+    """Return how each of a tensor's elements is written."""
     if dtype_name.startswith("complex"):
         return _ComplexStyle(
             _real_style([z.real for z in values], "float", options),

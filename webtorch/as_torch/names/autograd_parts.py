@@ -8,6 +8,7 @@ from typing import Any
 
 from webtorch.as_torch.names.profiler_parts import _profiler_enabled as _profiler_enabled
 from webtorch.as_torch.names.profiler_parts import kineto_available as kineto_available
+from webtorch.autograd import functional
 from webtorch.autograd.function import Function, UndefinedGrad, results_of
 from webtorch.autograd.grad_mode import (
     _force_original_view_tracking as _force_original_view_tracking,
@@ -20,6 +21,8 @@ from webtorch.tensors.modes import mode
 from webtorch.tensors.tape import AccumulateGrad as AccumulateGrad
 from webtorch.tensors.tape import Cotangents, GradFn, GradientEdge, gradient_edge
 from webtorch.tensors.tensor import Tensor
+
+_as_tuple, _grad_postprocess = functional._tuple, functional._finish
 
 
 class _Kept(type):
@@ -114,3 +117,10 @@ def _calculate_shape(
     """Return the shapes of a result and of its cotangent, which must be the same."""
     shape = tape.meta_of(output[:2])[0] if isinstance(output, GradientEdge) else output.shape
     return shape, grad.shape[1:] if is_grads_batched else grad.shape
+
+
+def _tuple_postprocess(res: Any, to_unpack: bool | tuple[bool, bool]) -> Any:
+    """Return what a function gave without tuples that were put around it, of one level or two."""
+    outer, inner = to_unpack if isinstance(to_unpack, tuple) else (to_unpack, True)
+    res = res if inner else tuple(each[0] for each in res)
+    return res if outer else res[0]

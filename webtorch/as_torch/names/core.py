@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextvars import ContextVar, Token
 from typing import Any
 
+from webtorch.backends import cudnn
 from webtorch.functions.storages import StorageBase as StorageBase
 from webtorch.overrides import DisableTorchFunction as DisableTorchFunction
 from webtorch.overrides import DisableTorchFunctionSubclass as DisableTorchFunctionSubclass
@@ -188,6 +189,32 @@ def _debug_only_display_vmap_fallback_warnings(enabled: bool) -> None:
 
 def _get_tracing_state() -> None:
     """Return None: nothing is ever traced."""
+
+
+_has_xpu = False
+_profiled = {"executor": True, "mode": True}
+
+
+def _jit_set_profiling_executor(on: bool) -> bool:
+    """Return what was asked for before, and note what is asked for: TorchScript is Python here."""
+    before, _profiled["executor"] = _profiled["executor"], on
+    return before
+
+
+def _jit_set_profiling_mode(on: bool) -> bool:
+    """Return what was asked for before, and note it: see `_jit_set_profiling_executor`."""
+    before, _profiled["mode"] = _profiled["mode"], on
+    return before
+
+
+def _get_cudnn_enabled() -> bool:
+    """Return `torch.backends.cudnn.enabled`, which nothing here asks."""
+    return cudnn.enabled
+
+
+def _is_tracing() -> bool:
+    """Return False: nothing is ever traced."""
+    return False
 
 
 def _is_torch_function_enabled() -> bool:

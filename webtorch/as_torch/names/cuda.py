@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from webtorch import cuda
@@ -54,3 +56,33 @@ def __getattr__(name: str) -> Any:
     if name in legacy.CONSTRUCTORS or name in storages._dtype_to_storage_type_map().values():
         return _Named(f"torch.cuda.{name}", (), {})
     raise AttributeError(name)
+
+
+@contextlib.contextmanager
+def device_of(obj: object) -> Iterator[None]:
+    """A block on the device of a tensor: none is on CUDA, and so nothing is changed."""
+    yield
+
+
+def set_rng_state(new_state: object, device: object = "cuda") -> None:
+    """Do nothing: PyTorch, too, keeps the state for when CUDA is started."""
+
+
+def get_rng_state(device: object = "cuda") -> NoReturn:
+    """Raise AssertionError: there is no CUDA."""
+    cuda._no_cuda("get_rng_state")
+
+
+def current_blas_handle() -> NoReturn:
+    """Raise AssertionError: there is no CUDA."""
+    cuda._no_cuda("current_blas_handle")
+
+
+def caching_allocator_alloc(size: int, device: object = None, stream: object = None) -> NoReturn:
+    """Raise AssertionError: there is no CUDA."""
+    cuda._no_cuda("caching_allocator_alloc")
+
+
+def caching_allocator_delete(mem_ptr: int) -> NoReturn:
+    """Raise AssertionError: there is no CUDA."""
+    cuda._no_cuda("caching_allocator_delete")

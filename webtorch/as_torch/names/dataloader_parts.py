@@ -15,3 +15,8 @@ _collate_fn_t = Callable[[list[Any]], Any]
 _worker_init_fn_t = Callable[[int], None]
 # Types of NumPy's arrays that are left as they are: strings and objects.
 np_str_obj_array_pattern = re.compile(r"[SaUO]")
+
+
+def pin_memory(data: Any, device: object = None) -> Any:
+    """Return what was given, with what pins itself in its place: host memory needs no pinning here."""
+    return data.pin_memory() if hasattr(data, "pin_memory") else data

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 from webtorch.functions import public as webtorch
+from webtorch.optim.lbfgs import cubic_minimum
 from webtorch.tensors.tensor import Tensor
 
 ParamsT: TypeAlias = Iterable[Tensor] | Iterable[dict[str, Any]] | Iterable[tuple[str, Tensor]]
@@ -43,3 +44,12 @@ def _default_to_fused_or_foreach(
 
 def _get_capturable_supported_devices(supports_xla: bool = True) -> list[str]:
     return ["webgpu"]
+
+
+def _cubic_interpolate(
+    x1: float, f1: float, g1: float, x2: float, f2: float, g2: float,
+    bounds: tuple[float, float] | None = None,
+) -> float:  # fmt: skip
+    """Return where the cubic through two points with slopes is least, between them or within bounds."""
+    low, high = bounds or (min(x1, x2), max(x1, x2))
+    return cubic_minimum((x1, f1, g1), (x2, f2, g2), low, high)
