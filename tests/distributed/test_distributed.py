@@ -146,6 +146,25 @@ def test_sums_of_three_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(added) == [150] * 6 + [300] * 6 + [500] * 36
 
 
+def test_a_program_ends_without_threads_of_the_connection_for_tensors(tmp_path: Path) -> None:
+    program = f"""
+import atexit, os, pathlib
+count = lambda: sum("gloo_runloop" in (t / "comm").read_text() for t in pathlib.Path("/proc/self/task").iterdir())
+atexit.register(lambda: print(count()))
+import webtorch as torch
+torch.distributed.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
+x = torch.ones(3)
+torch.distributed.all_reduce(x)
+assert x.tolist() == [1, 1, 1]
+print(count())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    # The two of the group itself are left.
+    first, last = map(int, done.stdout.split())
+    assert first > last == 2
+
+
 def test_half_a_word_is_none_and_who_waits_is_woken() -> None:
     memory = [words.Memory(words.UNIT) for _ in range(2)]
     mine, other = (words.Words(rank, [m.view for m in memory]) for rank in range(2))

@@ -430,6 +430,39 @@ def _events() -> list[str]:
     return events
 
 
+def _in_ring() -> float:
+    """Return how far attention of sequences that are cut is from that of the whole, with and without gradients."""
+    from torch.distributed.tensor.experimental import _attention, context_parallel
+
+    mesh = dist.init_device_mesh("webgpu", (RANKS,))
+    torch.manual_seed(6)
+    layer, x = nn.Linear(8, 16), torch.randn(2, 4 * RANKS, 8)
+
+    def attend(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        heads = net(x).unflatten(-1, (4, 4)).transpose(1, 2)
+        query, key, value = heads[:, :2], heads[:, 2:3], heads[:, 3:]
+        sdpa = nn.functional.scaled_dot_product_attention
+        # Two heads share a key.
+        return sdpa(query, key, value, is_causal=True, enable_gqa=True)
+
+    wanted = attend(layer, x)
+    wanted.square().sum().backward()
+    there = nn.Linear(8, 16).to("webgpu")
+    there.load_state_dict(layer.state_dict())
+    far, cut = 0.0, x.to("webgpu")
+    with context_parallel(mesh, buffers=[cut], buffer_seq_dims=[1]):
+        found = attend(there, cut)
+        found.square().sum().backward()
+        with torch.no_grad():
+            again = attend(there, cut)
+        for part in (found.detach(), again):
+            (whole,) = _attention.context_parallel_unshard(mesh, [part], [2])
+            far = max(far, float((whole.cpu() - wanted.detach()).abs().max()))
+    assert there.weight.grad is not None and layer.weight.grad is not None
+    dist.all_reduce(there.weight.grad)
+    return max(far, float((there.weight.grad.cpu() - layer.weight.grad).abs().max()) / 10)
+
+
 class _Normed(nn.Module):
     """A module of a program's own: Dynamo passes over frames of PyTorch's containers."""
 
@@ -542,6 +575,7 @@ def run(rank: int, folder: Path) -> None:
     found["events"] = _events()
     found["norm"] = _synchronized()
     found["DTensor"] = _split()
+    found["cut sequences"] = _in_ring()
     found["compiled later"] = _compiled_later()
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()

@@ -67,7 +67,9 @@ def test_parts_of_a_batch_train_as_the_whole(found: Found, kind: str) -> None:
     assert all(each[kind] <= near for each in found)
 
 
-@pytest.mark.parametrize("kind", ["unused", "static graph", "norm", "DTensor", "compiled later"])
+@pytest.mark.parametrize(
+    "kind", ["unused", "static graph", "norm", "DTensor", "cut sequences", "compiled later"]
+)
 def test_modules_of_several_processes_are_those_of_the_cpu(found: Found, kind: str) -> None:
     assert all(each[kind] <= 2e-6 for each in found)
 

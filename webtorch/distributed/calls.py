@@ -220,6 +220,9 @@ class Call:
         """Write what has come for a tensor that nobody waits for."""
         raise NotImplementedError
 
+    def receive(self) -> None:
+        """Let what is no value that may come later be where it belongs, before any is said to be there."""
+
     def ended(self, works: Sequence[Foreign], error: RuntimeError | None) -> None:
         """Take note that all is written, or will not be."""
         raise NotImplementedError
@@ -378,6 +381,7 @@ class Call:
         """Wait for what Gloo does, and let what came be where it belongs."""
         lane = self.lane
         result = self._take(works)
+        self.receive()
         with self.lock:
             for key, like in self.written.items():
                 if not numel(like.shape):

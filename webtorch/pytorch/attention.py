@@ -19,18 +19,21 @@ from torch._ops import OpOverload
 from webtorch.aten.table import Function, aten, op
 from webtorch.functions.attention import _by_groups, _safe_softmax, _scores, by_rank_four
 from webtorch.functions.contract import matmul
+from webtorch.ir.dtype import float32
 from webtorch.ir.view import contiguous_strides
+from webtorch.ops.elementwise import exp
 from webtorch.ops.layout import Forms, Sizes
 from webtorch.ops.primitive import copy, reduce_dims
 from webtorch.pytorch import device
 from webtorch.pytorch.kernels import functional, is_plain, is_transformed, own, structured
-from webtorch.pytorch.sharding import is_split
+from webtorch.pytorch.sharding import is_cut, is_split
 from webtorch.tensors.attention import Parts, suits_shapes
 from webtorch.tensors.tensor import Tensor
 from webtorch_autoload.device import hide, libraries
 
 _NAME = "scaled_dot_product_attention"
 _FORWARD = "_scaled_dot_product_fused_attention_overrideable"
+_FLASH = "_scaled_dot_product_flash_attention"
 
 
 # ---- meanings, on webtorch tensors of rank 4 ----------------------------------------------------
@@ -87,10 +90,23 @@ def attention_backward(
         grads = parts.gradients(out.transpose(1, 2), kept, g, (True,) * 3)
         assert grads[0] is not None and grads[1] is not None and grads[2] is not None
         return grads[0], grads[1], grads[2]
-    weights = kept
     change = _by_groups(g, value.transpose(-2, -1), True)
-    wide = (change * weights).to(query.dtype.compute)
-    change = weights * (change - reduce_dims(wide, "sum", (3,)).to(query.dtype)) * scale
+    total = reduce_dims((change * kept).to(query.dtype.compute), "sum", (3,))
+    return _gradients(g, query, key, value, kept, change, total, scale)
+
+
+def _gradients(
+    g: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weights: Tensor,
+    change: Tensor,
+    total: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the cotangents of query, key and value from that of the weights, and its mean by them (B, H, L, 1)."""
+    change = weights * (change - total.to(query.dtype)) * scale
     return (
         _by_groups(change, key, True),
         _summed(matmul(change.transpose(-2, -1), query), key),
@@ -141,6 +157,46 @@ def _fused_backward(
         kept.reshape((*query.shape[:2], *kept.shape[1:])), is_causal, _factor(query, scale),
         _keeps_of(query, value),
     )  # fmt: skip
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the attention to some of all keys, and logarithms of sums of exponentials (B, H, L): by these the
+    processes of `context_parallel` add up what each has of a sequence.
+    """
+    scores = _scores(query, key, None, is_causal, _factor(query, scale), True)
+    sums: Tensor = op.logsumexp(scores, (3,), False)
+    return _by_groups(_weights(scores, sums, query), value, True), sums.to(float32)
+
+
+def _weights(scores: Tensor, sums: Tensor, query: Tensor) -> Tensor:
+    return exp(scores - sums.unsqueeze(3).to(scores.dtype)).to(query.dtype)
+
+
+def _flash_backward(
+    g: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    *rest: object,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the cotangents, where `out` and `sums` are of all keys and these are some of them."""
+    factor, wide = _factor(query, scale), query.dtype.compute
+    weights = _weights(_scores(query, key, None, rest[5] is True, factor, True), sums, query)
+    change = _by_groups(g, value.transpose(-2, -1), True)
+    total = reduce_dims(g.to(wide) * out.to(wide), "sum", (3,))
+    return _gradients(g, query, key, value, weights, change, total, factor)
 
 
 def _alone(
@@ -308,13 +364,15 @@ def _composed_or_one(
 ) -> torch.Tensor:
     mask = attn_mask
     operands = (query, key, value)
+    split = is_split(query)
+    if split and is_cut():
+        return _in_ring(query, key, value, mask, dropout_p, is_causal, scale)
     if dropout_p or not _takes(query, key, value, mask, is_causal, enable_gqa) or is_transformed():
         return composed(
             query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     rank = query.dim()
     factor = scale if scale is not None else 1.0 / math.sqrt(query.shape[-1])
-    split = is_split(query)
     if rank < 4:
         query, key, value = (t[(None,) * (4 - rank)] for t in operands)
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in operands)):
@@ -332,11 +390,35 @@ def _composed_or_one(
     return out.clone() if out.requires_grad else out
 
 
+def _in_ring(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """Attention of sequences of which each process has a part: PyTorch passes keys and values round."""
+    if mask is not None or dropout_p or query.dim() != 4:
+        raise NotImplementedError(
+            f"scaled_dot_product_attention: under context_parallel queries have four dims, and there is no mask and "
+            f"no dropout, but got {query.dim()} dims, {'no mask' if mask is None else 'a mask'} and "
+            f"dropout_p={dropout_p}; use is_causal=True for a causal mask, and dropout outside"
+        )
+    out: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, 0.0, is_causal, scale=scale
+    )[0]
+    return out
+
+
 _overload = torch.ops.aten.scaled_dot_product_attention.default
 _as_one = structured(_overload, _alone, _composed_or_one)
 _forward = torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default._op
 _known_forward = functional(_FORWARD, _fused, rule=_heads_last)
 _known_backward = functional(f"{_FORWARD}_backward", _fused_backward)
+_known_flash = functional(_FLASH, _flash)
+_known_flash_backward = functional(f"{_FLASH}_backward", _flash_backward)
 
 
 def _scaled_dot_product_attention(
@@ -371,6 +453,15 @@ def _attention_backward(
     if g is None:
         return (None,) * 4
     return *_known_backward(g, *args, scale=scale), None
+
+
+@own(_FLASH)
+def _flash_forward(*args: Any, **options: Any) -> tuple[object, ...]:
+    out, sums = _known_flash(*args, **options)
+    return out, sums, None, None, args[0].shape[2], args[1].shape[2], None, None, None
+
+
+own(f"{_FLASH}_backward")(_known_flash_backward)
 
 
 def _differentiable_backward(

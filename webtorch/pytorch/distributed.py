@@ -247,13 +247,11 @@ class _Call(Call):
             works.append(c10d.Work.unbox(found[-1] if type(found) is tuple else found))
         return works
 
-    def settle(self, works: Sequence[c10d.Work]) -> None:
-        """Wait for what Gloo does, and let what came be where it belongs."""
-        sparse = {id(x): self._host.get(id(x)) for x in self.outs if x.layout is not torch.strided}
-        super().settle(works)
+    def receive(self) -> None:
+        """Let sparse tensors have what has come for them."""
         for x in self.outs:
-            host = sparse.get(id(x))
-            if host is not None and x is not host:
+            host = self._host.get(id(x))
+            if host is not None and x is not host and x.layout is not torch.strided:
                 x.copy_(host)
 
     def overwrite(self, key: int, values: Tensor) -> None:

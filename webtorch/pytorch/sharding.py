@@ -24,6 +24,12 @@ def is_split(x: torch.Tensor) -> bool:
     return isinstance(x, sys.modules["torch.distributed.tensor"].DTensor)
 
 
+def is_cut() -> bool:
+    """Whether `context_parallel` cuts sequences: PyTorch then has attention of its own for DTensors."""
+    handlers = sys.modules["torch.distributed.tensor"].DTensor._op_dispatcher._custom_op_handlers
+    return torch.ops.aten._scaled_dot_product_flash_attention.default in handlers
+
+
 def teach() -> None:
     """Tell DTensor how our operators are split, once it is there."""
     if _taught or "torch.distributed.tensor" not in sys.modules:
