@@ -7,6 +7,7 @@ Python (`worker.js`, `session.py`), examples and their data. Nothing is fetched 
 
 from __future__ import annotations
 
+import ast
 import base64
 import functools
 import hashlib
@@ -19,7 +20,7 @@ import subprocess
 import tokenize
 import urllib.request
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from webtorch.errors import WebtorchError
@@ -58,6 +59,9 @@ _LEFT_OUT = {
     "server.py",
     "lite.py",
 }
+
+
+_FUNCTIONS = ast.FunctionDef, ast.AsyncFunctionDef
 
 
 class PyodideMissingError(WebtorchError):
@@ -219,16 +223,33 @@ def _bytecode(pyodide: Path, wheel: Path) -> Path | None:
 
 
 @functools.cache
-def _without_comments(source: bytes) -> bytes:
-    """Return Python without the lines that are comments, a twentieth of what a visitor would wait for. Lines keep
-    their numbers.
+def _without_notes(source: bytes) -> bytes:
+    """Return Python without what only its authors read, a tenth of what a visitor would wait for: the lines that are
+    comments, and the docstrings of what is private or within a function. Lines keep their numbers.
     """
     lines = source.splitlines(keepends=True)
     for token in tokenize.tokenize(io.BytesIO(source).readline):
         row, column = token.start
         if token.type == tokenize.COMMENT and not token.line[:column].strip():
             lines[row - 1] = b"\n"
+    for note in _private_docstrings(ast.parse(source), False):
+        lines[note.lineno - 1 : note.end_lineno] = [b"\n"] * (
+            (note.end_lineno or note.lineno) - note.lineno + 1
+        )
     return b"".join(lines)
+
+
+def _private_docstrings(node: ast.AST, private: bool) -> Iterator[ast.stmt]:
+    """Yield the docstrings that `help` of a public name does not show; `private`: all are."""
+    inside = private or isinstance(node, _FUNCTIONS)
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (*_FUNCTIONS, ast.ClassDef)):
+            hidden = inside or (child.name.startswith("_") and not child.name.endswith("__"))
+            if hidden and ast.get_docstring(child) is not None and len(child.body) > 1:
+                yield child.body[0]
+            yield from _private_docstrings(child, hidden)
+        else:
+            yield from _private_docstrings(child, inside)
 
 
 def build_wheel(folder: str | Path) -> Path:
@@ -241,7 +262,7 @@ def build_wheel(folder: str | Path) -> Path:
     info = f"webtorch-{version}.dist-info"
     files = {
         f"webtorch/{file.relative_to(package).as_posix()}": (
-            _without_comments(file.read_bytes()) if file.suffix == ".py" else file.read_bytes()
+            _without_notes(file.read_bytes()) if file.suffix == ".py" else file.read_bytes()
         )
         for file in sorted(package.rglob("*"))
         if file.is_file()
