@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from webtorch.ir.dtype import uint8
+from webtorch.runtime.backends.webgpu.device import WebGPUBackend, open_backend
+
 _AFTER = """
 import asyncio
 def attempt(name, function):
@@ -153,3 +156,11 @@ pending = b.download_async(x)
 """
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), done
+
+
+def test_a_card_gives_a_device_each_time(device: WebGPUBackend) -> None:
+    """Dawn's adapters give one, as the specification says, so a second one is found anew."""
+    for _ in range(2):
+        other = open_backend(device.index)
+        assert other.adapter == device.adapter
+        assert bytes(other.download(other.upload(b"\1\2\3\4", uint8, 4))) == b"\1\2\3\4"

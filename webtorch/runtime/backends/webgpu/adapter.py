@@ -32,6 +32,8 @@ _TYPE_ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
 
 _LOCK = threading.Lock()
 _FOUND: list[AdapterInfo] | None = None
+# Those that have given a device.
+_TAKEN: list[Adapter] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,17 @@ def adapters() -> list[AdapterInfo]:
         if _FOUND is None:
             _FOUND = _look_up()
         return list(_FOUND)
+
+
+def unused(adapter: AdapterInfo) -> AdapterInfo:
+    """Return an adapter as one that has given no device yet: each gives one, as WebGPU's `requestDevice` says."""
+    global _FOUND
+    with _LOCK:
+        if any(handle is adapter.handle for handle in _TAKEN):
+            _FOUND = _look_up()
+            adapter = _FOUND[adapter.index]
+        _TAKEN.append(adapter.handle)
+        return adapter
 
 
 def _prepare_engine(module: ModuleType) -> None:

@@ -48,6 +48,7 @@ from webtorch.runtime.backends.webgpu.adapter import (
     has_matrix_units,
     quiet_loader,
     subgroup_size,
+    unused,
 )
 from webtorch.runtime.backends.webgpu.binding import Adapter, Device
 from webtorch.runtime.backends.webgpu.encoding import Encoding
@@ -879,4 +880,4 @@ def open_backend(index: int = 0) -> WebGPUBackend:
     if not 0 <= index < len(found):
         names = "; ".join(f"webgpu:{a.index} is {a}" for a in found)
         raise DeviceError(f"webgpu:{index}: there is no such device; {names}")
-    return WebGPUBackend(found[index])
+    return WebGPUBackend(unused(found[index]))
