@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import namedtuple
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,6 +84,30 @@ def test_batches_are_those_of_this_process_and_come_from_others() -> None:
             assert a[key].dtype is b[key].dtype and a[key].tolist() == b[key].tolist()
         assert a["pair"].y[1].tolist() == b["pair"].y[1].tolist()
     assert alive(pids) == []
+
+
+def test_workers_free_nothing_of_the_parent_s(tmp_path: Path) -> None:
+    class Left:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            (tmp_path / str(os.getpid())).touch()
+
+    class Collecting(Rows):
+        def __getitem__(self, i: int) -> Any:
+            return gc.collect()
+
+    gc.collect()
+    gc.disable()
+    try:
+        Left()
+        list(loader(Collecting(4)))
+        assert not list(tmp_path.iterdir())
+    finally:
+        gc.enable()
+    gc.collect()
+    assert [p.name for p in tmp_path.iterdir()] == [str(os.getpid())]
 
 
 def test_persistent_workers_seeds_and_shuffling() -> None:

@@ -7,6 +7,7 @@ one thread: forked, it has none of the parent's, and there are several of it.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import pickle
 import queue
@@ -98,6 +99,8 @@ class _Answers:
 
 
 def _run(reader: Any, info: WorkerInfo, init: Any, tasks: object, results: Any) -> None:
+    # What the parent has left is not for this process to free: threads of drivers that some of it needs are not here.
+    gc.freeze()
     # Ctrl-C goes to the whole group; the parent ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     webtorch.set_num_threads(1)
