@@ -176,23 +176,8 @@ def copy_from(
         if src.device.type == "webgpu":
             if memory_of(src) is target:
                 refuse_overlap(src, dst)
-            if (
-                _is_raw(src)
-                and (_is_raw(dst) or target.is_new)
-                and target.nbytes == dst.numel() == src.numel()
-            ):
-                source = memory_of(src)
-                if source.laid is not None:
-                    source.turn()
-                changes.count += 1
-                target.raw, target.laid = source.raw, None
-                target.storage = (
-                    None
-                    if source.storage is None
-                    else primitive.copy(flat(source.storage))._storage
-                )
-                return dst
-            store(dst, wrap(src), fresh=False)
+            if not _took_bytes(dst, src):
+                store(dst, wrap(src), fresh=False)
             return dst
         if _is_raw(dst) and src.dtype is torch.uint8 and src.numel() == target.nbytes:
             values = src.contiguous()
@@ -218,6 +203,26 @@ def copy_from(
         return dst
     dst.copy_(download(src))
     return dst
+
+
+def _took_bytes(dst: torch.Tensor, src: torch.Tensor) -> bool:
+    """Copy memory that is bytes as it is; return whether it could be."""
+    target = memory_of(dst)
+    if (
+        not _is_raw(src)
+        or not (_is_raw(dst) or target.is_new)
+        or not target.nbytes == dst.numel() == src.numel()
+    ):
+        return False
+    source = memory_of(src)
+    if source.laid is not None:
+        source.turn()
+    changes.count += 1
+    target.raw, target.laid = source.raw, None
+    target.storage = (
+        None if source.storage is None else primitive.copy(flat(source.storage))._storage
+    )
+    return True
 
 
 def _put(dst: torch.Tensor, src: torch.Tensor) -> None:
