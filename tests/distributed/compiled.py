@@ -137,6 +137,20 @@ def _outside(trainer: Trainer, step: int) -> None:
     trainer.model.require_backward_grad_sync = step % 3 == 1
 
 
+def _step(model: Any, optimizer: Any, compiled: bool) -> Any:
+    """Return what takes one step."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Take one step."""
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return torch.compile(step) if compiled else step
+
+
 class Partly(torch.nn.Module):
     """A model with a layer that nobody uses, and one that the first process uses alone."""
 
@@ -156,15 +170,7 @@ def _partly(compiled: bool, **options: Any) -> tuple[list[float], list[int]]:
     model = torch.nn.parallel.DistributedDataParallel(Partly(), bucket_cap_mb=1e-4, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
 
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Take one step."""
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    chosen: Any = torch.compile(step) if compiled else step
+    chosen = _step(model, optimizer, compiled)
     losses = [chosen(*_data(i)).item() for i in range(FEW)]
     assert model.module.never.weight.grad is None
     losses += [float(p.sum()) for p in model.parameters()]
@@ -254,15 +260,7 @@ def _synchronized(compiled: bool) -> tuple[list[float], list[int]]:
     model = nn.parallel.DistributedDataParallel(net, broadcast_buffers=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        """Take one step."""
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    chosen: Any = torch.compile(step) if compiled else step
+    chosen = _step(model, optimizer, compiled)
     losses = []
     for i in range(FEW):
         x, y = _data(i)

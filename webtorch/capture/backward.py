@@ -11,11 +11,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from webtorch.capture.graphs import above, part_of, split_at
+from webtorch.capture.graphs import above, copied, part_of, split_at
 from webtorch.capture.outside import parts_of
 from webtorch.errors import CaptureError
 from webtorch.ir.dtype import Scalar
-from webtorch.ir.graph import Graph, GraphNode, Node, Output
+from webtorch.ir.graph import Graph, Node, Output
 from webtorch.ir.view import contiguous_strides
 from webtorch.ops import primitive
 from webtorch.runtime.backend import Executable
@@ -410,9 +410,6 @@ def _with_copies(graph: Graph, count: int) -> Graph:
     """Give outputs from `count` on that are inputs memory of their own: the inputs are overwritten."""
     nodes, outputs = list(graph.nodes), list(graph.outputs)
     for i, output in enumerate(outputs[count:], count):
-        node = nodes[output.node]
-        if node.kind == "buffer":
-            attrs = (primitive.IDENTITY, "t", node.dtype.compute)
-            outputs[i] = Output(len(nodes))
-            nodes.append(GraphNode("map", (output.node,), attrs, (), node.shape, node.dtype))
+        if nodes[output.node].kind == "buffer":
+            outputs[i] = Output(copied(nodes, output.node))
     return graph.with_nodes(nodes, tuple(outputs))

@@ -10,10 +10,9 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from webtorch.capture.graphs import above, part_of, split_at
-from webtorch.ir.graph import Graph, GraphNode, Output
+from webtorch.capture.graphs import above, copied, part_of, split_at
+from webtorch.ir.graph import Graph, Output
 from webtorch.ir.program import Program
-from webtorch.ops.primitive import IDENTITY
 from webtorch.runtime.arrivals import Arrival
 from webtorch.runtime.backend import Buffer, Executable
 from webtorch.runtime.interrupt import whole
@@ -162,10 +161,7 @@ def cut(
     for i, n in enumerate(given):
         if n in donors:
             # It is read for as long as the call takes, and then written.
-            given[i] = len(nodes)
-            like = nodes[n]
-            attrs = (IDENTITY, "t", like.dtype.compute)
-            nodes.append(GraphNode("map", (n,), attrs, (), like.shape, like.dtype))
+            given[i] = copied(nodes, n)
     graph = graph.with_nodes(nodes, graph.outputs)
     inputs = [n for n, node in enumerate(nodes) if node.kind == "buffer"]
     arriving: list[list[int]] = [[-1] * len(call.coming) for call in calls]

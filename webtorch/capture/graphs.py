@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from webtorch.ir.graph import Graph, GraphNode, Output
 from webtorch.lower.fuse import compared, formula_cost
+from webtorch.ops.primitive import IDENTITY
 
 # A value of this cost (in additions) or less is computed again from what is kept anyway.
 _CHEAP = 4
@@ -74,6 +75,15 @@ def split_at(
             wanted.discard(n)
             again |= {n} | path
     return sorted(wanted), again
+
+
+def copied(nodes: list[GraphNode], n: int) -> int:
+    """Add a copy of a node's value to a graph's nodes, and return its number."""
+    node = nodes[n]
+    nodes.append(
+        GraphNode("map", (n,), (IDENTITY, "t", node.dtype.compute), (), node.shape, node.dtype)
+    )
+    return len(nodes) - 1
 
 
 def part_of(

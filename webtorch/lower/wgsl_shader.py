@@ -237,9 +237,10 @@ def finish(
     lines, slots, bindings, args, args_bytes = declarations(
         writer, text, scratch, has_status, scratch_type
     )
-    f16 = any(writer.slots[n].native_f16 for n in slots)
     f16 = (
-        f16 or any("f32(f16(" in x for x in text) or any("f16>" in x or "<f16" in x for x in shared)
+        any(writer.slots[n].native_f16 for n in slots)
+        or any("f32(f16(" in x for x in text)
+        or any("f16>" in x or "<f16" in x for x in shared)
     )
     source = assemble(lines, [*shared, *functions], body, size, f16, directives)
     return WgslPass(
