@@ -247,6 +247,15 @@ def test_a_process_that_was_forked_starts_threads_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_a_forked_process_clears_nothing_but_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    cleared: list[int] = []
+    note = lambda at, _, size: cleared.extend((at, at + size))  # noqa: E731
+    monkeypatch.setattr(native_threads.ctypes, "memset", note)
+    native_threads._forget_workers()
+    begin = ctypes.addressof(native_threads._memory)
+    assert begin <= min(cleared) and max(cleared) <= begin + len(native_threads._memory)
+
+
 def test_whatever_is_not_as_expected_is_left_alone() -> None:
     x = webtorch.rand(8)
     for _ in range(3):

@@ -257,8 +257,8 @@ def available() -> bool:
     return sys.platform == "linux" and platform.machine() in _FUTEX and jit.available()
 
 
-# Zeros: no address, no worker.
-_memory = ctypes.create_string_buffer(_CELL * (_MOST_THREADS + 1))
+# Zeros: no address, no worker. A cell more than there are, as the pool begins at the first whole one.
+_memory = ctypes.create_string_buffer(_CELL * (_MOST_THREADS + 2))
 # The pool for machine code: its first word is the address of a function of the pool, a kernel, its first and last
 # points, how many a thread takes at a time, and its block. It is there once `start` has been called.
 POOL = -(-ctypes.addressof(_memory) // _CELL) * _CELL
