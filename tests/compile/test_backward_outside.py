@@ -391,6 +391,13 @@ def functions_of_the_user(t: Any, compiled: Compiled) -> Iterator[Any]:
     for _ in range(3):
         f(x).sum().backward()
         yield x.grad.clone()
+    # What it saves is computed in the call, and several calls wait for their gradients.
+    w = set_weights(t.nn.Linear(4, 4), t)
+    f = compiled(lambda x: Exp.apply(w(x)).sum())
+    for _ in range(3):
+        inputs = [x, (x + 1).detach().requires_grad_()]
+        for loss, y in zip([f(y) for y in inputs], inputs, strict=True):
+            yield from t.autograd.grad(loss, y)
 
 
 @program

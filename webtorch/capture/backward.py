@@ -226,7 +226,7 @@ class Backward:
             saved = [s.storage for s in fn.saved or () if isinstance(s, SavedTensor)]
             if saved:
                 self.read.update(s for s in saved if s is not None)
-                fn.saved = None
+                fn.free()
         self.functions = []
 
     def hold(self, tensors: list[Tensor], moved: dict[Storage, Storage]) -> list[object]:

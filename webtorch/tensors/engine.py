@@ -424,11 +424,7 @@ class Backward:
     def _free(self, fn: GradFn) -> None:
         """Let go of what a function has saved."""
         if fn.saved and not self.retain_graph:
-            fn.saved = None
-            # A user's function: what its context saved goes too.
-            context = getattr(fn, "ctx", None)
-            if context is not None:
-                context._saved = context._kept = None
+            fn.free()
 
     def _pass_on(self, fn: GradFn, result: Cotangents) -> None:
         """Send what a function gave to those that it leads to."""

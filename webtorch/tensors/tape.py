@@ -204,6 +204,13 @@ class GradFn:
         if anomaly.enabled and rule is not None:
             anomaly.note(self)
 
+    def free(self) -> None:
+        """Let go of what is saved for the rule, by the context of a user's function as well."""
+        self.saved = None
+        context = getattr(self, "ctx", None)
+        if context is not None:
+            context._saved = context._kept = None
+
     @property
     def next_functions(self) -> tuple[tuple[GradFn | None, int], ...]:
         """The gradient functions of the inputs, as PyTorch shows them."""
