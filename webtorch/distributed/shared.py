@@ -519,12 +519,13 @@ class Exchange:
         nodes = [Node.in_memory((elements,), dtype) for _ in range(count)]
         if recipe is None:
             # The first one's values, in the second one's memory.
-            copied = Node("map", (nodes[0],), (IDENTITY, "t", dtype), (), (elements,), dtype)
-            frozen = freeze([Held(copied, nodes[1])])
+            frozen = freeze([Held(_copied(nodes[0]), nodes[1])])
         else:
             with no_grad(), formulas.recorded():
                 result = recipe([Tensor._from_node(n, meta_runtime()) for n in nodes], self._rank)
                 made = copy(result)._storage.node
+                # What one has put is overwritten by its next calls: the result has memory of its own.
+                made = _copied(made) if made in nodes else made
                 frozen = freeze([Held(made, nodes[self._rank] if adds else None)])
         program = compile_graph(to_graph(frozen), backend.limits)
         order = [nodes.index(n) for n in frozen.inputs]
@@ -545,6 +546,10 @@ class _Program(NamedTuple):
         given = [b for n in self.order if (b := buffers[n]) is not None]
         with self.lock:
             return self.executable.run(given, self.args, None if into is None else {0: into})[0]
+
+
+def _copied(node: Node) -> Node:
+    return Node("map", (node,), (IDENTITY, "t", node.dtype), (), node.shape, node.dtype)
 
 
 def _adder() -> Backend:

@@ -47,7 +47,6 @@ from webtorch.pytorch.device import (
     wrap,
 )
 from webtorch.pytorch.known import Kinds, Plan
-from webtorch.runtime.arrivals import Arrival
 from webtorch.runtime.staging import in_huge_pages
 from webtorch.tensors.creation import from_contents
 from webtorch.tensors.storage import Storage
@@ -232,9 +231,8 @@ def _put(dst: torch.Tensor, src: torch.Tensor) -> None:
     store(dst, upload(src, kind), fresh=True)
 
 
-def expect(x: torch.Tensor, arrival: Arrival) -> None:
-    """Let a tensor on the device have a value that comes later: see `can_expect`."""
-    node = arrival.node(tuple(x.shape), TO_WEBTORCH[x.dtype])
+def expect(x: torch.Tensor, node: Node) -> None:
+    """Let a tensor on the device have a value that comes later, of an arrival's node: see `can_expect`."""
     store(x, Tensor._from_node(node, runtime()), fresh=True)
     held = memory_of(x).held
     if held is not None and held.node is node:

@@ -201,17 +201,20 @@ class _Call(Call):
     def expect(self) -> bool:
         """Let what is written be values that come later, if it is not there; False where it must be waited for."""
         with self.lock:
-            if self.end is None and not self.is_written:
-                if not all(map(can_expect, self.outs)):
-                    return False
-                # Where it writes nothing, its error comes all the same.
-                self.end = Arrival()
-                self.arrivals = {key: self.arrival(like) for key, like in self.written.items()}
-                # First of all, as another thread may compute what is pending at any time.
-                runtime().arriving += [*self.arrivals.values(), self.end]
-                for x in {id(x): x for x in self.outs}.values():
-                    expect(x, self.arrivals[id(x)])
-            return True
+            if self.end is not None or self.is_written:
+                return True
+            if not all(map(can_expect, self.outs)):
+                return False
+            # Where it writes nothing, its error comes all the same.
+            self.end = Arrival()
+            self.arrivals = {key: self.arrival(like) for key, like in self.written.items()}
+            nodes = {k: self.arrivals[k].node(x.shape, x.dtype) for k, x in self.written.items()}
+            # First of all, as another thread may compute what is pending at any time.
+            runtime().arriving += [*self.arrivals.values(), self.end]
+        # Who writes them may have to wait for values, of these too.
+        for x in {id(x): x for x in self.outs}.values():
+            expect(x, nodes[id(x)])
+        return True
 
     def _stand_in(self, x: torch.Tensor) -> torch.Tensor:
         """Return what stands for a tensor in the host's memory."""

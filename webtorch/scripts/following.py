@@ -24,6 +24,7 @@ from webtorch.dispatch.call import (
 from webtorch.ir.graph import Node
 from webtorch.ir.lines import user_line
 from webtorch.ops.purity import look
+from webtorch.runtime import arrivals
 from webtorch.runtime import realize as realizing
 from webtorch.runtime.backend import Executable
 from webtorch.runtime.frozen import Frozen
@@ -1123,7 +1124,7 @@ class Follower:
 
     def compute_given(self, run: Run, args: Args, kwargs: Kwargs) -> bool:
         """Compute what a run is given and is pending: another thread has recorded it, such as a batch. Return whether
-        there was something.
+        there was something. What other processes send is not waited for.
         """
         if self.is_looked_at():
             return False
@@ -1131,7 +1132,11 @@ class Follower:
             x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and run.slot_of(x) is None
         ]
         pending = [
-            s for t in given if (s := t._storage) not in run.undo and s.node.kind != "buffer"
+            s
+            for t in given
+            if (s := t._storage) not in run.undo
+            and s.node.kind != "buffer"
+            and not (s.runtime.arriving and arrivals.waits(s.node))
         ]
         if pending:
             self.depth += 1

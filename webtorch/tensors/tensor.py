@@ -642,11 +642,15 @@ class Tensor(TensorBase):
         return lambda: nest(self._numbers(read.result()), self._shape)
 
     def _in_memory(self) -> Any:
-        """Submit what the elements wait for, and return the device's memory that holds them, row-major."""
+        """Submit what the elements wait for, and return the device's memory that holds them, row-major. Another thread
+        may read it later: what overwrites the tensor takes other memory.
+        """
         whole = self if self._whole else _materialize(self)
         if tracing.active:
             self._note_reading()
-        return whole._storage.realize().buffer
+        node = whole._storage.realize()
+        node.shared = True
+        return node.buffer
 
     def _numbers(self, contents: bytes | bytearray | memoryview) -> list[Scalar]:
         return self.dtype.from_bytes(memoryview(contents)[: self.numel() * self.dtype.itemsize])
