@@ -139,7 +139,7 @@ def test_special_tokens_that_are_text_are_kept() -> None:
         assert "".join(streamed(each, numbers)) == "a\n~\nb c"
     # Runs of spaces are such tokens of Gemma's files.
     spaces = SentencePiece(
-        ["<unk>", "▁", "a", "▁▁▁"], [0.0] * 4, special={"▁▁▁": 3}, kept=["▁▁▁"], prefix=""
+        ["<unk>", "▁", "a", "▁▁▁"], [0.0] * 4, special={"   ": 3}, kept=["   "], prefix=""
     )
     assert spaces.encode("a    a") == [2, 3, 1, 2] and spaces.decode([2, 3, 1, 2], True) == "a    a"
 

@@ -25,6 +25,9 @@ _LLAMA3 = {
 _YARN = {
     "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16,
 }  # fmt: skip
+_GPT_OSS: dict[str, Any] = {
+    "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4,
+}  # fmt: skip
 # A name -> the class of its config, and what is not of _SIZES.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
@@ -69,9 +72,40 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt_oss": (
         "GptOssConfig",
-        {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 4,
-         "rope_parameters": _YARN | {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}},
+        _GPT_OSS | {"rope_parameters": _YARN | {"truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}},
     ),
+    "gpt_oss, its own limit": ("GptOssConfig", _GPT_OSS | {"swiglu_limit": 0.5, "attention_bias": False}),
+    "llama, yarn with scales": (
+        "LlamaConfig", {"rope_parameters": _YARN | {"mscale": 0.7, "mscale_all_dim": 1.0}},
+    ),
+    "gemma3, caps": (
+        "Gemma3TextConfig",
+        {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 4, "final_logit_softcapping": 3.0,
+         "attn_logit_softcapping": 2.0},
+    ),
+    "qwen2_moe, windows": (
+        "Qwen2MoeConfig",
+        _EXPERTS | {"shared_expert_intermediate_size": 40, "use_sliding_window": True, "sliding_window": 4,
+                    "max_window_layers": 1},
+    ),
+    "smollm3, windows": (
+        "SmolLM3Config", {"num_hidden_layers": 4, "use_sliding_window": True, "sliding_window": 4},
+    ),
+}  # fmt: skip
+# Models with options that GGUF files do not say, and which.
+UNSAID: dict[str, str] = {
+    "llama, dynamic": "rope, local_rope", "llama, gelu": "activation", "llama, tanh": "activation",
+    "llama, relu": "activation", "smollm3, its own places": "rotary",
+}  # fmt: skip
+_OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama, dynamic": (
+        "LlamaConfig",
+        {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}, "max_position_embeddings": 8},
+    ),
+    "llama, gelu": ("LlamaConfig", {"hidden_act": "gelu"}),
+    "llama, tanh": ("LlamaConfig", {"hidden_act": "gelu_pytorch_tanh"}),
+    "llama, relu": ("LlamaConfig", {"hidden_act": "relu"}),
+    "smollm3, its own places": ("SmolLM3Config", {"no_rope_layers": [1, 0, 0]}),
 }  # fmt: skip
 TOKENS = [[5, 9, 77, 3, 12, 41, 8, 8, 60, 95, 33, 2, 17, 4]]
 
@@ -79,7 +113,7 @@ TOKENS = [[5, 9, 77, 3, 12, 41, 8, 8, 60, 95, 33, 2, 17, 4]]
 @lru_cache(maxsize=1)
 def reference(name: str) -> Any:
     """Return transformers' model of a name, with random weights of which none is 0 or 1."""
-    kind, options = MODELS[name]
+    kind, options = (MODELS | _OTHERS)[name]
     config = getattr(transformers, kind)(**(_SIZES | options))
     config._attn_implementation = "eager"
     torch.manual_seed(0)

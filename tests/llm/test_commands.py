@@ -64,6 +64,25 @@ def test_who_interrupts_a_load_keeps_the_model_before(
     assert "2 tokens, " in out and "interrupted" in wrong
 
 
+def test_who_interrupts_too_late_keeps_the_conversation(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = iter(["heap", KeyboardInterrupt(), "push", "/quit"])
+
+    def typed(_: str) -> str:
+        """Return a line, or be interrupted."""
+        found = next(lines)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert cli.main(["chat", str(trained), "--device", "cpu", "--max-tokens", "2"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("2 tokens, ") == 2 and "/quit or Ctrl+D ends" in out
+
+
 def test_generate_prints_the_text_alone(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = ["--device", "cpu", "--max-tokens", "5", "--top-k", "1", "--cache", "float16"]
     assert cli.main(["generate", str(trained), "def heappush(", *told]) == 0

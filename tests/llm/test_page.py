@@ -155,10 +155,18 @@ def test_pieces_are_joined_as_here(
     tokens = ["<unk>", "<s>", "<end>", "▁▁▁", *(f"<0x{b:02X}>" for b in range(256)), *words]
     scores = [0.0] * 260 + [-float(3 * i % 7) for i in range(len(words))]
     found = SentencePiece(
-        tokens, scores, special={"<s>": 1, "<end>": 2, "▁▁▁": 3}, before=["<s>"], kept=["▁▁▁"]
-    )
+        tokens, scores, special={"<s>": 1, "<end>": 2, "   ": 3}, before=["<s>"], kept=["   "],
+        rules={"<end>": frozenset({"rstrip"})}, form="NFC",
+    )  # fmt: skip
     language = LanguageModel(load(trained, "cpu", context=64).model, found)
-    texts = ["heap  heap<end>heapp", " é漢🙂\nxxxhe", "hea", "a     b", "heap" * 500]
+    texts = [
+        "heap  heap<end>heapp",
+        " é漢🙂\nxxxhe",
+        "hea",
+        "a     b",
+        "heap" * 500,
+        "<end> \nhe\u0301 <end>",
+    ]
     page.page.goto(f"{serve(site)}runtime.js")
     cut = """async ([texts, data]) => {
         const made = (await import('./tokens.js')).tokenizerOf(data);

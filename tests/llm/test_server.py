@@ -347,3 +347,16 @@ def test_what_is_refused_is_said(address: str, client: openai.OpenAI) -> None:
     for body in ("[", "[]", "[" * 9999):
         answer = httpx.post(post, content=body, headers={**key, "Content-Type": "application/json"})
         assert answer.status_code == 400, body[:9]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/chat/completions", 405), ("POST", "/responses", 404), ("GET", "/../", 404)],
+)
+def test_places_that_are_not_there_are_said_as_openai_does(
+    method: str, path: str, status: int, address: str
+) -> None:
+    answer = httpx.request(method, f"{address}{path}", headers={"Authorization": "Bearer secret"})
+    assert answer.status_code == status
+    said = answer.json()["error"]
+    assert said["code"] == "unknown_url" and method in said["message"]

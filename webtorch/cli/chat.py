@@ -26,7 +26,7 @@ _HELP = """/system TEXT   what the model is told first (alone: nothing); begins 
 /lora FILE     another adapter (alone: none); begins anew
 /new           begin anew
 /help          this
-/quit          end (also Ctrl+D); Ctrl+C ends an answer"""
+/quit          end (also Ctrl+D); Ctrl+C ends an answer, or a line"""
 
 
 def sampling_of(options: argparse.Namespace) -> Sampling:
@@ -150,6 +150,12 @@ def main(options: argparse.Namespace, console: Console) -> int:
             line = input("> " if sys.stdin.isatty() else "").strip()
         except EOFError:
             return 0
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            # Who wants to end an answer may come too late: what was said stays.
+            console.print("\n/quit or Ctrl+D ends", style="dim", highlight=False)
+            continue
         try:
             with in_words():
                 if line.startswith("/"):

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from webtorch.io.added import FORMS, Added, in_form, told
 from webtorch.io.safetensors import FilePath
-from webtorch.io.tokenizer import TokenizerError, around
+from webtorch.io.tokenizer import TokenizerError, around, steps
 
 _SPACE = "\u2581"
 _WORD = re.compile(f"{_SPACE}[^{_SPACE}]*|[^{_SPACE}]+")
@@ -38,18 +39,23 @@ class SentencePiece:
         after: Sequence[str] = (),
         prefix: str = "each",
         unknown: int = 0,
-        strip: Sequence[str] = (),
         kept: Sequence[str] = (),
         unused: Iterable[int] = (),
+        rules: Mapping[str, frozenset[str]] | None = None,
+        form: str = "",
+        words: bool = False,
+        fuse: bool = True,
     ) -> None:
         """Make a tokenizer of its parts.
 
         tokens: by their numbers. scores: of each; of BPE the best is joined first. merges: pairs in the order in
         which they are joined, instead of scores. special: texts that are one token each. before, after: special
         tokens around an encoding. prefix: where a space is put in front: "each" (the text, and what follows a
-        special token), "first" (the text) or "" (nowhere). unknown: the number for what has no token and no bytes.
-        strip: special tokens that take the white space behind them. kept: special tokens that are text (runs of
-        spaces or lines, say), and are never skipped. unused: numbers of tokens that no text has, and that give none.
+        special token), "bare" (the same, where there is none), "first" (the text, where it has none) or "" (nowhere).
+        unknown: the number for what has no token and no bytes, with `fuse` once for neighbours. kept: special tokens
+        that are text (runs of spaces or lines, say), and are never skipped. unused: numbers of tokens that no text has,
+        and that give none. rules: of special tokens (`Added`). form: of Unicode, in which text is brought first (as
+        "NFKC"). words: no token goes on into the next word.
         """
         if len(tokens) != len(scores):
             raise TokenizerError(f"there are {len(tokens)} tokens and {len(scores)} scores")
@@ -67,14 +73,9 @@ class SentencePiece:
         self._bytes = {int(m[1], 16): i for i, t in enumerate(self.tokens) if (m := _BYTE.match(t))}
         self._byte_of = {i: b for b, i in self._bytes.items()}
         self._longest = max(map(len, self.tokens), default=1)
-        self.kept, self.unused, stripping = set(kept), set(unused), set(strip)
-        # What stands in a text for each.
-        self._written = {
-            t.replace(_SPACE, " ") if t in self.kept else t: n for t, n in self.special.items()
-        }
-        names = sorted(filter(None, self._written), key=len, reverse=True)
-        parts = [re.escape(n) + (r"(?:\s*)" if n in stripping else "") for n in names]
-        self._special = re.compile(f"({'|'.join(parts)})") if names else None
+        self.kept, self.unused = set(kept), set(unused)
+        self.rules, self.form, self.words, self.fuse = dict(rules or {}), form, words, fuse
+        self._added = Added(self.special, self.rules, self._normalised)
 
     def __len__(self) -> int:
         """Return one more than the largest number."""
@@ -87,32 +88,47 @@ class SentencePiece:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the numbers of a text's tokens. Special tokens in the text are found."""
         numbers = [self.special[n] for n in self.before] if add_special_tokens else []
-        parts = [text] if self._special is None else self._special.split(text)
-        for i, part in enumerate(parts):
-            if i % 2:
-                numbers.append(self._written[part if part in self._written else part.rstrip()])
+        for number, part, begins in self._added.split(text):
+            if number is not None:
+                numbers.append(number)
             elif part:
-                spaced = self.prefix in ("each", "bare") or (self.prefix == "first" and i == 0)
-                spaced = spaced and (self.prefix == "each" or not part.startswith(" "))
-                numbers += self._encoded((" " if spaced else "") + part)
+                spaced = self.prefix == "bare" or (self.prefix == "first" and begins)
+                spaced = spaced and part[0] not in (_SPACE, " ")
+                numbers += self._encoded((_SPACE if spaced else "") + part)
         if add_special_tokens:
             numbers += [self.special[n] for n in self.after]
         return numbers
 
+    def _normalised(self, text: str) -> str:
+        text = in_form(self.form, text)
+        if self.prefix in ("bare", "first"):
+            # Spaces become letters where text is cut, behind the search for added tokens.
+            return text
+        return (_SPACE if self.prefix == "each" and text else "") + text.replace(" ", _SPACE)
+
     def _encoded(self, text: str) -> list[int]:
-        text = text.replace(" ", _SPACE)
+        text, split = text.replace(" ", _SPACE), self._likeliest if self.unigram else self._joined
+        return [
+            n
+            for w in (_WORD.findall(text) if self.words else [text])
+            for n in self._numbers(split(w))
+        ]
+
+    def _numbers(self, pieces: Iterable[str]) -> list[int]:
+        """Return the numbers of pieces; of those that have none the bytes, or the number for what is unknown."""
         numbers: list[int] = []
-        # Pieces of a unigram model begin with a space, or have none.
-        words = _WORD.findall(text) if self.unigram else [text]
-        split = self._likeliest if self.unigram else self._joined
-        for piece in (p for word in words for p in split(word)):
+        fused = False
+        for piece in pieces:
             number = self.vocab.get(piece)
-            if number is not None:
-                numbers.append(number)
-                continue
-            held = [self._bytes.get(b) for b in piece.encode("utf-8", "surrogatepass")]
-            known = [b for b in held if b is not None]
-            numbers += known if len(known) == len(held) else [self.unknown]
+            held = [number]
+            if number is None:
+                held = [self._bytes.get(b) for b in piece.encode("utf-8", "surrogatepass")]
+            known = [n for n in held if n is not None]
+            if len(known) == len(held):
+                numbers += known
+            elif not fused or not self.fuse:
+                numbers.append(self.unknown)
+            fused = len(known) != len(held)
         return numbers
 
     def _score(self, a: str, b: str) -> float | None:
@@ -214,19 +230,16 @@ class SentencePiece:
     def from_json(cls, data: dict[str, Any]) -> SentencePiece:
         """Return the tokenizer that the contents of a tokenizer.json describe."""
         model = data["model"]
-        added = {t["content"]: t["id"] for t in data.get("added_tokens", ())}
-        strip = [t["content"] for t in data.get("added_tokens", ()) if t.get("rstrip")]
-        kept = [t["content"] for t in data.get("added_tokens", ()) if not t.get("special", True)]
         before, after = around(data.get("post_processor"))
-        told: dict[str, Any] = {
-            "special": added, "before": before, "after": after, "strip": strip, "kept": kept,
-            "prefix": _prefix(data.get("normalizer"), data.get("pre_tokenizer")),
+        prefix, form, words = _cutting(data.get("normalizer"), data.get("pre_tokenizer"))
+        facts: dict[str, Any] = {
+            "before": before, "after": after, "prefix": prefix, "form": form, "words": words, **told(data),
         }  # fmt: skip
         if model.get("type") == "Unigram":
             rows = model["vocab"]
             return cls(
                 [r[0] for r in rows], [float(r[1]) for r in rows], unigram=True,
-                unknown=model.get("unk_id") or 0, **told,
+                unknown=model.get("unk_id") or 0, **facts,
             )  # fmt: skip
         if model.get("type", "BPE") != "BPE":
             raise TokenizerError(f"the model is {model['type']}; BPE and Unigram are read")
@@ -240,32 +253,34 @@ class SentencePiece:
             [0.0] * len(tokens),
             merges=merges,
             unknown=vocab.get(model.get("unk_token"), 0),
-            **told,
+            fuse=bool(model.get("fuse_unk")),
+            **facts,
         )
 
 
-def _steps(entry: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
-    if entry is None:
-        return []
-    return list(entry[inner]) if entry["type"] == "Sequence" else [entry]
+def _cutting(
+    normalizer: dict[str, Any] | None, cutting: dict[str, Any] | None
+) -> tuple[str, str, bool]:
+    """Return where a space is put in front of text, its form of Unicode, and whether it is cut into words.
 
-
-def _prefix(normalizer: dict[str, Any] | None, cutting: dict[str, Any] | None) -> str:
-    """Return where a space is put in front of text. Refuses what would change the text otherwise."""
-    found = ""
-    for step in _steps(normalizer, "normalizers"):
+    Refuses what would change the text otherwise.
+    """
+    prefix, form, words = "", "", False
+    for step in steps(normalizer, "normalizers"):
         if step["type"] == "Prepend" and step["prepend"] == _SPACE:
-            found = "each"
-        elif step["type"] == "Replace" and step["content"] == _SPACE:
-            pass
-        elif step["type"] not in ("NFC", "NFKC", "Precompiled"):
+            prefix = "each"
+        elif step["type"] in FORMS and form in ("", step["type"]):
+            form = step["type"]
+        elif step["type"] != "Replace" or step["content"] != _SPACE:
             raise TokenizerError(f"the normalizer {step['type']} is not available")
-    for step in _steps(cutting, "pretokenizers"):
-        if step["type"] == "Metaspace":
-            scheme = step.get(
-                "prepend_scheme", "always" if step.get("add_prefix_space", True) else "never"
-            )
-            found = {"always": "bare", "first": "first", "never": ""}[scheme]
-        elif step["type"] != "Split":
+    for step in steps(cutting, "pretokenizers"):
+        # What is cut at spaces is not cut, as there are none any more.
+        if step["type"] == "Split" and step["pattern"] == {"String": " "}:
+            continue
+        if step["type"] != "Metaspace":
             raise TokenizerError(f"cutting by {step['type']} is not available")
-    return found
+        usual = "always" if step.get("add_prefix_space", True) else "never"
+        scheme = step.get("prepend_scheme", usual)
+        prefix = {"always": "bare", "first": "first", "never": ""}[scheme]
+        words = bool(step.get("split", True))
+    return prefix, form, words

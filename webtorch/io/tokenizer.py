@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from webtorch.io.added import FORMS, RULES, Added, in_form, told
 from webtorch.io.safetensors import FilePath
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -98,6 +99,8 @@ class Tokenizer:
         prefix_space: bool = False,
         kept: Sequence[str] = (),
         unused: Iterable[int] = (),
+        rules: Mapping[str, frozenset[str]] | None = None,
+        form: str = "",
     ) -> None:
         """Make a tokenizer of its parts.
 
@@ -105,7 +108,8 @@ class Tokenizer:
         they are joined. pattern: what text is cut into first. special: texts that are one token each.
         before, after: special tokens put around an encoding. whole_first: a piece that is a token is
         not cut. prefix_space: text begins with a space. kept: special tokens that are text, and are never skipped.
-        unused: numbers of tokens that no text has, and that give none.
+        unused: numbers of tokens that no text has, and that give none. rules: of special tokens (`Added`).
+        form: of Unicode, in which text is brought before it is cut ("NFC", ...).
         """
         self.vocab = dict(vocab)
         self.merges = [(a, b) for a, b in merges]
@@ -121,8 +125,8 @@ class Tokenizer:
         self._texts = {n: t for t, n in self.vocab.items()}
         self._special_texts = {n: t for t, n in self.special.items()}
         self._pieces = _expression(pattern)
-        names = sorted(filter(None, self.special), key=len, reverse=True)
-        self._special = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+        self.rules, self.form = dict(rules or {}), form
+        self._added = Added(self.special, self.rules, functools.partial(in_form, form))
         self._known: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
@@ -139,12 +143,11 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return the numbers of a text's tokens. Special tokens in the text are found."""
         numbers = [self.special[n] for n in self.before] if add_special_tokens else []
-        parts = [text] if self._special is None else self._special.split(text)
-        for i, part in enumerate(parts):
-            if i % 2:
-                numbers.append(self.special[part])
+        for number, part, _ in self._added.split(text):
+            if number is not None:
+                numbers.append(number)
             elif part:
-                if self.prefix_space and not part[0].isspace():
+                if self.prefix_space and part[0] != " ":
                     part = " " + part
                 for piece in self.cut(part):
                     numbers += self._encoded(piece)
@@ -292,16 +295,17 @@ class Tokenizer:
         if model.get("type", "BPE") != "BPE" or model.get("byte_fallback"):
             kind = "BPE with bytes as fallback" if model.get("byte_fallback") else model["type"]
             raise TokenizerError(f"the model is {kind}; byte-level BPE is read")
-        if data.get("normalizer") and data["normalizer"]["type"] != "NFC":
-            raise TokenizerError(f"the normalizer {data['normalizer']['type']} is not available")
+        form = ""
+        for step in steps(data.get("normalizer"), "normalizers"):
+            if step["type"] not in FORMS or form not in ("", step["type"]):
+                raise TokenizerError(f"the normalizer {step['type']} is not available")
+            form = step["type"]
         pattern, prefix = _cutting(data["pre_tokenizer"])
         merges = [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]]
-        added = {t["content"]: t["id"] for t in data.get("added_tokens", ())}
         before, after = around(data.get("post_processor"))
         return cls(
-            model["vocab"], merges, pattern=pattern, special=added, before=before, after=after,
-            whole_first=bool(model.get("ignore_merges")), prefix_space=prefix,
-            kept=[t["content"] for t in data.get("added_tokens", ()) if not t.get("special", True)],
+            model["vocab"], merges, pattern=pattern, before=before, after=after, form=form,
+            whole_first=bool(model.get("ignore_merges")), prefix_space=prefix, **told(data),
         )  # fmt: skip
 
     def save(self, path: FilePath) -> None:
@@ -321,11 +325,12 @@ class Tokenizer:
             "type": "TemplateProcessing", "single": around, "pair": around,
             "special_tokens": {n: {"id": n, "ids": [self.special[n]], "tokens": [n]} for n in names},
         }  # fmt: skip
-        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
         data = {
-            "version": "1.0", "truncation": None, "padding": None, "normalizer": None,
+            "version": "1.0", "truncation": None, "padding": None,
+            "normalizer": {"type": self.form} if self.form else None,
             "added_tokens": [
-                {"id": n, "content": t, "special": t not in self.kept, **flags}
+                {"id": n, "content": t, "special": t not in self.kept}
+                | {r: r in self.rules.get(t, ()) for r in RULES}
                 for t, n in sorted(self.special.items(), key=lambda item: item[1])
             ],
             "pre_tokenizer": {**cut, "use_regex": True} if self.pattern == GPT2
@@ -356,11 +361,17 @@ def _join(parts: list[str], pair: Pair) -> list[str]:
     return out
 
 
+def steps(entry: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
+    """Return the steps of an entry of tokenizer.json: those of a sequence, which `inner` has, or itself."""
+    if entry is None:
+        return []
+    return list(entry[inner]) if entry["type"] == "Sequence" else [entry]
+
+
 def _cutting(entry: dict[str, Any]) -> tuple[str, bool]:
     """Return the pattern that text is cut by, and whether a space is put before it."""
-    steps = entry["pretokenizers"] if entry["type"] == "Sequence" else [entry]
     pattern, prefix, bytes_, digits = None, False, False, False
-    for step in steps:
+    for step in steps(entry, "pretokenizers"):
         if step["type"] == "Split" and "Regex" in step["pattern"] and pattern is None:
             pattern = step["pattern"]["Regex"]
         elif step["type"] == "ByteLevel":

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
-from webtorch.llm.config import Config, ModelError, Rope, given
+from webtorch.llm.config import Config, ModelError, Rope, given, yarn_scale
 from webtorch.llm.packings import METHODS
 
 # A field of Config: its names in config.json, and in GGUF.
@@ -118,7 +118,8 @@ class Architecture:
     fused: bool = False
     # Experts are stacked, as (inputs, outputs) with gates and values in turns (gpt-oss).
     stacked: bool = False
-    theta: float = 10000.0
+    # `partial_rotary_factor` counts: not all channels of a head turn.
+    partial: bool = False
 
     @property
     def name(self) -> str:
@@ -138,7 +139,9 @@ _GEMMA: dict[str, object] = {"activation": "gelu_tanh", "tie_word_embeddings": T
 ARCHITECTURES: tuple[Architecture, ...] = (
     Architecture(("llama", "mistral", "mixtral"), "llama", names=_MIXTRAL, permuted=True),
     Architecture(("qwen2",), "qwen2", {"qkv_bias": True}),
-    Architecture(("qwen2_moe",), "qwen2moe", {"qkv_bias": True, "norm_topk_prob": False}),
+    Architecture(
+        ("qwen2_moe",), "qwen2moe", {"qkv_bias": True, "norm_topk_prob": False}, pattern=2
+    ),
     Architecture(("qwen3",), "qwen3", {"qk_norm": "head"}),
     Architecture(("qwen3_moe",), "qwen3moe", {"qk_norm": "head"}),
     Architecture(
@@ -146,10 +149,10 @@ ARCHITECTURES: tuple[Architecture, ...] = (
     ),
     Architecture(
         ("gemma3_text", "gemma3"), "gemma3", _GEMMA | {"norm_after": True, "qk_norm": "head"}, _AFTER,
-        pattern=6, norm_from_one=True, theta=1e6,
+        ignored=("attention_cap",), pattern=6, norm_from_one=True,
     ),
-    Architecture(("phi3",), "phi3", fused=True),
-    Architecture(("smollm3",), "smollm3", permuted=True, theta=2e6),
+    Architecture(("phi3",), "phi3", fused=True, partial=True),
+    Architecture(("smollm3",), "smollm3", permuted=True),
     Architecture(
         ("olmo2",), "olmo2", {"norm_before": False, "norm_after": True, "qk_norm": "all"}
     ),
@@ -161,9 +164,80 @@ ARCHITECTURES: tuple[Architecture, ...] = (
             "mlp.router": "mlp.router", "mlp.experts.gate": "mlp.experts.gate_up_proj",
             "mlp.experts.up": "mlp.experts.gate_up_proj", "mlp.experts.down": "mlp.experts.down_proj",
         },
-        {"mlp_norm": "post_attention_norm"}, pattern=2, stacked=True, theta=150000.0,
+        {"mlp_norm": "post_attention_norm"}, pattern=2, stacked=True,
     ),
 )  # fmt: skip
+# What a config.json means that does not say it, by its model_type: what transformers' class has. What is as in
+# `Config` is left out.
+_QWEN: dict[str, Any] = {
+    "vocab_size": 151936, "max_position_embeddings": 32768, "sliding_window": 4096, "use_sliding_window": False,
+    "max_window_layers": 28,
+}  # fmt: skip
+_GEMMA_SIZES: dict[str, Any] = {
+    "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096, "query_pre_attn_scalar": 256,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+_7B: dict[str, Any] = {
+    "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "max_position_embeddings": 2048,
+}  # fmt: skip
+_MISTRAL: dict[str, Any] = _7B | {
+    "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+}  # fmt: skip
+_GEMMA3: dict[str, Any] = _GEMMA_SIZES | {
+    "vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+}  # fmt: skip
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _7B,
+    "mistral": _MISTRAL | {"sliding_window": 4096},
+    "mixtral": _MISTRAL | {
+        "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2,
+    },
+    "qwen2": _7B | _QWEN | {"intermediate_size": 22016, "num_key_value_heads": 32},
+    "qwen2_moe": _QWEN | {
+        "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+        "shared_expert_intermediate_size": 5632, "norm_topk_prob": False,
+    },
+    "qwen3": _7B | _QWEN | {"intermediate_size": 22016, "num_key_value_heads": 32, "head_dim": 128},
+    "qwen3_moe": _QWEN | {
+        "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24, "num_attention_heads": 32,
+        "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
+        "norm_topk_prob": False, "max_window_layers": 0,
+    },
+    "gemma2": _GEMMA_SIZES | {
+        "vocab_size": 256000, "max_position_embeddings": 8192, "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3_text": _GEMMA3,
+    "gemma3": _GEMMA3,
+    "phi3": _7B | {
+        "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+    },
+    "smollm3": _7B | {
+        "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16,
+        "num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 2e6, "no_rope_layer_interval": 4,
+        "tie_word_embeddings": True, "use_sliding_window": False,
+    },
+    "olmo2": _7B | {"vocab_size": 50304, "rms_norm_eps": 1e-5},
+    "granite": _7B | {"attention_multiplier": 1.0},
+    "gpt_oss": {
+        "vocab_size": 201088, "hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5, "sliding_window": 128, "num_local_experts": 128, "num_experts_per_tok": 4,
+        "rope_theta": 150000.0,
+        "rope_parameters": {
+            "rope_type": "yarn", "factor": 32.0, "truncate": False, "original_max_position_embeddings": 4096,
+        },
+    },
+}  # fmt: skip
+# What config.json calls activations.
+_ACTIVATIONS = {
+    "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "relu": "relu",
+}  # fmt: skip
 _BY_TYPE = {t: a for a in ARCHITECTURES for t in a.model_types}
 _BY_GGUF = {a.gguf: a for a in ARCHITECTURES}
 
@@ -229,6 +303,10 @@ def config_from_json(data: Mapping[str, Any], file: str = "config.json") -> Conf
         raise ModelError(
             f"{file}: the architecture {kind!r} is not known; {', '.join(_BY_TYPE)} are"
         )
+    rest = dict(DEFAULTS[str(kind)])
+    if given(data, "rope_parameters", "rope_scaling") is not None:
+        rest.pop("rope_parameters", None)
+    data = {**rest, **data}
     packed = (data.get("quantization_config") or {}).get("quant_method", "mxfp4")
     if packed not in ("mxfp4", *METHODS):
         raise ModelError(
@@ -245,37 +323,61 @@ def config_from_json(data: Mapping[str, Any], file: str = "config.json") -> Conf
     out["tie_word_embeddings"] = given(
         data, "tie_word_embeddings", default=found.options.get("tie_word_embeddings", False)
     )
-    if data.get("attention_bias") is not None and found.name != "gpt_oss":
+    if data.get("attention_bias") is not None:
         out["qkv_bias"] = out["output_bias"] = bool(data["attention_bias"])
     if data.get("mlp_bias"):
         out["mlp_bias"] = True
     if data.get("qkv_bias") is not None:
         out["qkv_bias"] = bool(data["qkv_bias"])
+    if data.get("use_bidirectional_attention"):
+        raise ModelError(f"{file}: attention that sees what follows is not read here")
+    if found.name != "gpt_oss":
+        out["activation"] = _activation(data, found, file)
     if data.get("query_pre_attn_scalar"):
         out["attention_scale"] = data["query_pre_attn_scalar"] ** -0.5
     if out.get("num_experts"):
         every, plain = data.get("decoder_sparse_step") or 1, data.get("mlp_only_layers") or ()
         dense = tuple(i in plain or (i + 1) % every != 0 for i in range(layers))
         out |= {"dense": dense} if any(dense) else {}
-    out["sliding"] = _sliding(data, found, layers)
     if found.name == "smollm3":
         turned = data.get("no_rope_layers") or [
-            (i + 1) % (data.get("no_rope_layer_interval") or 4) for i in range(layers)
+            (i + 1) % data["no_rope_layer_interval"] for i in range(layers)
         ]
         out["rotary"] = tuple(bool(t) for t in turned)
+    out["sliding"] = _sliding(data, found, out.get("rotary"), layers)
     _default(out, found)
     out["rope"], out["local_rope"] = _ropes(data, out, found)
     return _made(out, file)
 
 
-def _sliding(data: Mapping[str, Any], found: Architecture, layers: int) -> tuple[bool, ...]:
+def _activation(data: Mapping[str, Any], found: Architecture, file: str) -> str:
+    """Return the activation. Gemma's files say it twice, and the older word does not count."""
+    gemma = "activation" in found.options
+    said = data.get("hidden_activation" if gemma else "hidden_act")
+    if said is None:
+        return str(found.options.get("activation", "silu"))
+    if said not in _ACTIVATIONS:
+        raise ModelError(
+            f"{file}: the activation {said!r} is not known; {', '.join(_ACTIVATIONS)} are"
+        )
+    return _ACTIVATIONS[said]
+
+
+def _sliding(
+    data: Mapping[str, Any], found: Architecture, rotary: Sequence[bool] | None, layers: int
+) -> tuple[bool, ...]:
     if data.get("use_sliding_window") is False:
         return ()
     kinds = data.get("layer_types")
     if kinds is not None:
         return tuple(k == "sliding_attention" for k in kinds)
     if data.get("use_sliding_window"):
-        return tuple(i >= (data.get("max_window_layers") or 0) for i in range(layers))
+        if rotary is not None:
+            return tuple(not turns for turns in rotary)
+        most = data.get("max_window_layers") or 0
+        if found.pattern:
+            return tuple(t and i < most for i, t in enumerate(_pattern(found, layers)))
+        return tuple(i >= most for i in range(layers))
     if data.get("sliding_window_pattern"):
         return tuple((i + 1) % data["sliding_window_pattern"] != 0 for i in range(layers))
     return _pattern(found, layers)
@@ -300,27 +402,37 @@ def _rope(
     kind = given(entry, "rope_type", "type", default="default")
     if kind == "su" or (kind == "yarn" and found.name == "phi3"):
         kind = "longrope"
-    if kind not in ("default", "linear", "llama3", "yarn", "longrope"):
+    if kind not in ("default", "linear", "dynamic", "llama3", "yarn", "longrope"):
         raise ModelError(f"rotary places of the kind {kind!r} are not known")
-    part = given(entry, "partial_rotary_factor", default=data.get("partial_rotary_factor") or 1.0)
+    part = 1.0
+    if found.partial:
+        part = given(
+            entry, "partial_rotary_factor", default=data.get("partial_rotary_factor") or 1.0
+        )
     context = out.get("max_position_embeddings") or 1
-    original = given(
-        entry,
-        "original_max_position_embeddings",
-        default=data.get("original_max_position_embeddings") or context,
-    )
+    original = context
+    if kind != "dynamic":
+        original = given(
+            entry,
+            "original_max_position_embeddings",
+            default=data.get("original_max_position_embeddings") or context,
+        )
+    factor = given(entry, "factor", default=context / original)
+    attention_factor, mscale = entry.get("attention_factor"), entry.get("mscale")
+    if kind == "yarn" and attention_factor is None and mscale and entry.get("mscale_all_dim"):
+        attention_factor = yarn_scale(factor, mscale) / yarn_scale(factor, entry["mscale_all_dim"])
     return Rope(
-        theta=given(entry, "rope_theta", default=data.get("rope_theta") or found.theta),
+        theta=given(entry, "rope_theta", default=data.get("rope_theta") or 10000.0),
         dim=int((out.get("head_dim") or 0) * part),
         kind=kind,
-        factor=given(entry, "factor", default=context / original),
+        factor=factor,
         original=original,
         low=given(entry, "low_freq_factor", default=1.0),
         high=given(entry, "high_freq_factor", default=4.0),
         beta_fast=given(entry, "beta_fast", default=32.0),
         beta_slow=given(entry, "beta_slow", default=1.0),
         truncate=given(entry, "truncate", default=True),
-        attention_factor=entry.get("attention_factor"),
+        attention_factor=attention_factor,
         short=tuple(entry.get("short_factor") or ()),
         long=tuple(entry.get("long_factor") or ()),
     )
@@ -419,16 +531,21 @@ def _gguf_ropes(
     context = out.get("max_position_embeddings") or 1
     original = given(data, "rope.scaling.original_context_length", default=context)
     dim = given(data, "rope.dimension_count", default=out.get("head_dim") or 0)
+    factor = given(data, "rope.scaling.factor", default=context / original)
+    attention_factor = data.get("rope.scaling.attn_factor")
+    if kind == "yarn" and attention_factor is not None:
+        # There it is besides what yarn has of its own.
+        attention_factor *= yarn_scale(factor)
     rope = Rope(
-        theta=given(data, "rope.freq_base", default=found.theta),
+        theta=given(data, "rope.freq_base", default=10000.0),
         dim=dim,
         kind=kind,
-        factor=given(data, "rope.scaling.factor", default=context / original),
+        factor=factor,
         original=original,
         beta_fast=given(data, "rope.scaling.yarn_beta_fast", default=32.0),
         beta_slow=given(data, "rope.scaling.yarn_beta_slow", default=1.0),
         truncate=found.name != "gpt_oss",
-        attention_factor=data.get("rope.scaling.attn_factor"),
+        attention_factor=attention_factor,
         short=short,
         long=tuple(factors.get("rope_factors_long.weight") or ()),
     )
@@ -448,7 +565,7 @@ def gguf_metadata(config: Config) -> dict[str, object]:
 
     for name, (_, key) in FIELDS.items():
         value = getattr(config, name)
-        said = value != Config.__dataclass_fields__[name].default and name not in found.options
+        said = value != found.options.get(name, Config.__dataclass_fields__[name].default)
         # llama.cpp has no default of the norms' epsilon, and another one of the experts' norm.
         if said or name == "rms_norm_eps" or (name == "norm_topk_prob" and config.num_experts):
             say(key, value)
@@ -468,7 +585,48 @@ def gguf_metadata(config: Config) -> dict[str, object]:
         say("rope.scaling.yarn_beta_fast", float(rope.beta_fast))
         say("rope.scaling.yarn_beta_slow", float(rope.beta_slow))
     if rope.attention_factor is not None:
-        say("rope.scaling.attn_factor", float(rope.attention_factor))
+        own = yarn_scale(rope.factor) if rope.kind == "yarn" else 1.0
+        say("rope.scaling.attn_factor", float(rope.attention_factor) / own)
     if config.sliding:
         say("attention.sliding_window_pattern", list(config.sliding))
     return out
+
+
+def refuse_unsaid(
+    config: Config,
+    shapes: Mapping[str, Sequence[int]],
+    factors: Mapping[str, Sequence[float]],
+) -> None:
+    """Raise ModelError, naming the options, where a GGUF file of a model would not say all that `config` does.
+
+    shapes and factors: as of `config_from_gguf`.
+    """
+    first = config.rope.original or 1
+    contexts = 1, first, first + 1, config.max_position_embeddings
+    own = _facts(config, contexts)
+    again = _facts(config_from_gguf(gguf_metadata(config), shapes, factors), contexts)
+    lost = [n for n, v in own.items() if v != again[n]]
+    if lost:
+        raise ModelError(
+            f"GGUF files of {architecture(config).gguf} do not say {', '.join(lost)}: what reads one would compute "
+            f"with {', '.join(str(again[n]) for n in lost)} for {', '.join(str(own[n]) for n in lost)}"
+        )
+
+
+def _facts(config: Config, contexts: Sequence[int]) -> dict[str, object]:
+    """Return what a model computes, each fact in one form: rotary places as the angles in some contexts."""
+
+    def rates(rope: Rope | None, context: int) -> str:
+        """Return rotary places, as text."""
+        found, scale = (rope or config.rope).frequencies(context)
+        return " ".join(f"{x:.5g}" for x in (*found, scale))
+
+    out = {n: getattr(config, n) for n in Config.__dataclass_fields__}
+    for name in ("rope", "local_rope"):
+        rope = out.pop(name)
+        out[name] = tuple(rates(rope, n) for n in contexts)
+    layers = range(config.num_hidden_layers)
+    out["sliding"] = tuple(config.window(i) for i in layers)
+    out["rotary"] = tuple(not config.rotary or config.rotary[i] for i in layers)
+    out["dense"] = tuple(config.experts(i) == 0 for i in layers)
+    return {n: float(f"{v:.5g}") if isinstance(v, float) else v for n, v in out.items()}

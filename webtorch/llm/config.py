@@ -14,13 +14,18 @@ class ModelError(WebtorchError, ValueError):
     """A model's files are damaged, or of a kind that is not read here."""
 
 
+def yarn_scale(factor: float, weight: float = 1.0) -> float:
+    """Return what sine and cosine are times in contexts that are `factor` times as long (Peng et al., 2023)."""
+    return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
 @dataclass(frozen=True)
 class Rope:
     """Rotary places (Su et al., 2021), and how they are stretched to longer contexts.
 
-    kind: "default"; "linear" (all angles are divided by `factor`); "llama3" (slow ones are); "yarn" (Peng et
-    al., 2023); "longrope" (Ding et al., 2024: `short` or `long` are divisors for each pair of channels);
-    "factors" (`short` are such divisors for any length, as GGUF files of Llama 3 have them).
+    kind: "default"; "linear" (all angles are divided by `factor`); "dynamic" (the more so the longer the context);
+    "llama3" (slow ones are); "yarn" (Peng et al., 2023); "longrope" (Ding et al., 2024: `short` or `long` are divisors
+    for each pair of channels); "factors" (`short` are such divisors for any length, as in GGUF files of Llama 3).
     """
 
     theta: float = 10000.0
@@ -40,7 +45,7 @@ class Rope:
     def frequencies(self, context: int) -> tuple[list[float], float]:
         """Return the angle from one place to the next for each pair, and what sine and cosine are times.
 
-        context: how many places there are, which "longrope" asks.
+        context: how many places there are, which "dynamic" and "longrope" ask.
         """
         pairs = range(self.dim // 2)
         rates = [self.theta ** (-2.0 * i / self.dim) for i in pairs]
@@ -48,12 +53,16 @@ class Rope:
         match self.kind:
             case "linear":
                 rates = [r / self.factor for r in rates]
+            case "dynamic" if context > self.original:
+                longer = self.factor * context / self.original - (self.factor - 1)
+                theta = self.theta * longer ** (self.dim / (self.dim - 2))
+                rates = [theta ** (-2.0 * i / self.dim) for i in pairs]
             case "llama3":
                 rates = [self._llama3(r) for r in rates]
             case "yarn":
                 kept = self._yarn()
                 rates = [r * (k + (1 - k) / self.factor) for r, k in zip(rates, kept, strict=True)]
-                scale = 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+                scale = yarn_scale(self.factor)
             case "longrope" | "factors":
                 chosen = (
                     self.long if self.kind == "longrope" and context > self.original else self.short
@@ -110,7 +119,7 @@ class Config:
     max_position_embeddings: int
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
-    activation: str = "silu"  # or "gelu_tanh"
+    activation: str = "silu"  # or "gelu", "gelu_tanh", "relu"
     rope: Rope = field(default_factory=Rope)
     # Places of layers with a window, where they have their own (Gemma 3).
     local_rope: Rope | None = None

@@ -210,6 +210,8 @@ def _place(reader: GGUFWeights, state: str) -> dict[str, object]:
 def _tokenizer(language: LanguageModel) -> dict[str, object]:
     """Return what the page's tokenizer is made of."""
     found = language.tokenizer
+    assert isinstance(found, (SentencePiece, Tokenizer))
+    text = {"form": found.form, "strip": [t for t, r in found.rules.items() if "rstrip" in r]}
     if isinstance(found, SentencePiece):
         if found.unigram or found.merges is not None:
             raise ModelError(
@@ -217,14 +219,13 @@ def _tokenizer(language: LanguageModel) -> dict[str, object]:
             )
         return {
             "tokens": found.tokens, "scores": found.scores, "special": found.special, "kept": sorted(found.kept),
-            "before": found.before, "prefix": bool(found.prefix), "unknown": found.unknown,
+            "before": found.before, "prefix": bool(found.prefix), "unknown": found.unknown, **text,
         }  # fmt: skip
-    assert isinstance(found, Tokenizer)
     known = {n: t for t, n in (*found.vocab.items(), *found.special.items())}
     return {
         "tokens": [known.get(i, "") for i in range(len(found))], "merges": [f"{a} {b}" for a, b in found.merges],
         "pattern": _for_javascript(found.pattern), "special": found.special, "kept": sorted(found.kept),
-        "before": found.before, "whole": found.whole_first, "prefix": found.prefix_space,
+        "before": found.before, "whole": found.whole_first, "prefix": found.prefix_space, **text,
     }  # fmt: skip
 
 

@@ -118,7 +118,12 @@ class Attention(Module):
 
 
 def _activation(kind: str, gate: Tensor) -> Tensor:
-    return F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")
+    match kind:
+        case "gelu" | "gelu_tanh":
+            return F.gelu(gate, approximate="tanh" if kind == "gelu_tanh" else "none")
+        case "relu":
+            return F.relu(gate)
+    return F.silu(gate)
 
 
 class MLP(Module):

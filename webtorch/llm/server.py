@@ -23,6 +23,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
@@ -660,6 +661,15 @@ class _Server:
         return JSONResponse({"object": "list", "data": data, "model": self.name, "usage": usage})
 
 
+async def _unknown(request: Request, error: Exception) -> Response:
+    """Say that there is no such place, or not by this method."""
+    assert isinstance(error, HTTPException)
+    said = f"there is no {request.method} {request.url.path} here: {error.detail}"
+    made = _error(said, error.status_code, code="unknown_url")
+    made.headers.update(error.headers or {})
+    return made
+
+
 def _is_fault(record: logging.LogRecord) -> bool:
     """Return whether a line of the log is of something else than a task that was ended."""
     return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
@@ -701,4 +711,6 @@ def application(
         Route("/v1/embeddings", server.guarded(server.embeddings), methods=["POST"]),
     ]
     trusted = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    return Starlette(routes=routes, middleware=[trusted])
+    return Starlette(
+        routes=routes, middleware=[trusted], exception_handlers={HTTPException: _unknown}
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,6 +55,10 @@ PATTERNS: dict[str, str] = {
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
     "tekken": _TEKKEN,
 }
+# In which form of Unicode text is cut, where the model knows no other; GGUF does not say it.
+_FORMS = {"qwen2": "NFC", "qwen35": "NFC"}
+# What stands behind the others of Phi 3's special tokens goes, which GGUF does not say either.
+_OF_PHI3 = ("<unk>", "<s>", "<|endoftext|>")
 # Of these a piece that is a token is not cut, and a text begins with the token of beginnings.
 _WHOLE = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")
 # What ends an answer, in the templates of the models that are read.
@@ -112,7 +116,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str = "the file") -> 
             {t: i for i, t in enumerate(tokens) if t not in special},
             [(a, b) for a, b in pairs], pattern=PATTERNS[pre], special=special, before=before,
             after=after, whole_first=pre in _WHOLE, prefix_space=bool(said("add_space_prefix", False)),
-            kept=kept, unused=unused,
+            kept=kept, unused=unused, form=_FORMS.get(pre, ""),
         )  # fmt: skip
     if kind not in ("llama", "t5"):
         raise TokenizerError(
@@ -120,11 +124,19 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str = "the file") -> 
         )
     scores = said("scores", [0.0] * len(tokens))
     before, after = named("bos", kind == "llama"), named("eos", kind == "t5")
+    rules = {}
+    if metadata.get("general.architecture") == "phi3":
+        rules = {t: frozenset({"rstrip"}) for t in special if t not in _OF_PHI3}
     return SentencePiece(
-        tokens, scores, unigram=kind == "t5", special=special, before=before, after=after,
-        prefix="each" if said("add_space_prefix", True) else "", unknown=said("unknown_token_id", 0), kept=kept,
-        unused=unused,
+        tokens, scores, unigram=kind == "t5", special={_spaced(t, kept): n for t, n in special.items()},
+        before=before, after=after, prefix="each" if said("add_space_prefix", True) else "",
+        unknown=said("unknown_token_id", 0), kept=[_spaced(t, kept) for t in kept], unused=unused, rules=rules,
     )  # fmt: skip
+
+
+def _spaced(text: str, kept: Collection[str]) -> str:
+    """Return what stands in texts for a special token: of those that are text (runs of spaces) with spaces."""
+    return text.replace("\u2581", " ") if text in kept else text
 
 
 def gguf_tokens(tokenizer: Tokens, pre: str = "") -> dict[str, object]:
@@ -147,6 +159,7 @@ def gguf_tokens(tokenizer: Tokens, pre: str = "") -> dict[str, object]:
         known = {n: t for t, n in tokenizer.vocab.items()} | texts
         say("model", "gpt2")
         say("pre", pre or (whole or names)[0])
+        say("add_space_prefix", tokenizer.prefix_space)
         say("merges", [f"{a} {b}" for a, b in tokenizer.merges])
     else:
         assert isinstance(tokenizer, SentencePiece)
@@ -160,7 +173,7 @@ def gguf_tokens(tokenizer: Tokens, pre: str = "") -> dict[str, object]:
             if number is not None and scores[number] == 0.0:
                 scores[number] = -float(i)
         say("scores", scores + [0.0] * (count - len(scores)))
-    say("tokens", [known.get(i, f"[PAD{i}]") for i in range(count)])
+    say("tokens", [_spaced(known.get(i, f"[PAD{i}]"), tokenizer.kept) for i in range(count)])
     say(
         "token_type",
         [_kind(tokenizer, i, texts.get(i)) if i in known else _UNUSED for i in range(count)],

@@ -13,7 +13,7 @@ from webtorch.io import safetensors, weights
 from webtorch.io.gguf import GGUFReader, save_gguf, write_gguf
 from webtorch.io.safetensors import FilePath
 from webtorch.ir.dtype import DType
-from webtorch.llm.architectures import architecture, gguf_metadata, parts
+from webtorch.llm.architectures import architecture, gguf_metadata, parts, refuse_unsaid
 from webtorch.llm.config import Config, ModelError
 from webtorch.llm.mixes import chooser
 from webtorch.llm.model import Expert, Model, PackedExpert
@@ -370,26 +370,35 @@ def _written(
                 continue
             t = _each(waiting.pop(key), webtorch.cat)
         yield key, t.reshape(-1) if isinstance(t, Tensor) and path == "mlp.shared_gate" else t
+    for key, divisors in _factors(config).items():
+        yield key, webtorch.tensor(divisors)
+
+
+def _factors(config: Config) -> dict[str, list[float]]:
+    """Return the tensors of divisors of rotary places that a GGUF file of a model has."""
     rope = config.rope
     if rope.kind in ("llama3", "factors"):
         rates, _ = rope.frequencies(config.max_position_embeddings)
         plain = [rope.theta ** (-2.0 * i / rope.dim) for i in range(len(rates))]
-        yield (
-            "rope_freqs.weight",
-            webtorch.tensor([p / r for p, r in zip(plain, rates, strict=True)]),
-        )
-    elif rope.kind == "longrope":
-        yield "rope_factors_short.weight", webtorch.tensor(rope.short)
-        yield "rope_factors_long.weight", webtorch.tensor(rope.long)
+        return {"rope_freqs.weight": [p / r for p, r in zip(plain, rates, strict=True)]}
+    if rope.kind == "longrope":
+        return {
+            "rope_factors_short.weight": list(rope.short),
+            "rope_factors_long.weight": list(rope.long),
+        }
+    return {}
 
 
 def save(model: Model, path: FilePath, metadata: Mapping[str, object] | None = None) -> None:
     """Write a model as a GGUF file, with its sizes and further metadata (the tokenizer's, a template).
 
     Matrices keep their type, packed ones too; vectors are float32, as llama.cpp has them. Raises GGUFError for types
-    that the format lacks.
+    that the format lacks, ModelError for options of the model that it does not say.
     """
     found = dict(_written(model.config, named_weights(model)))
+    refuse_unsaid(
+        model.config, {k: tuple(t.shape) for k, t in found.items()}, _factors(model.config)
+    )
     save_gguf(found, path, {**gguf_metadata(model.config), **(metadata or {})})
 
 
@@ -408,6 +417,7 @@ def save_quantized(
     with webtorch.device("meta"):
         empty = dict(Model(config).named_parameters())
         shapes = {key: tuple(t.shape) for key, t in _written(config, empty.items())}
+    refuse_unsaid(config, shapes, _factors(config))
 
     def read() -> Iterator[tuple[str, Tensor | PackedTensor]]:
         """Yield what is written."""

@@ -19,7 +19,7 @@ const SPACE = "\u2581";
 
 /** What both kinds have: special tokens are found in the text, and what is between them is encoded. */
 class Tokens {
-  constructor({ tokens, special, kept, before }, written) {
+  constructor({ tokens, special, kept, before, form, strip }, written) {
     this.tokens = tokens;
     this.special = new Map(Object.entries(special));
     this.named = new Map([...this.special].map(([text, number]) => [number, text]));
@@ -32,14 +32,19 @@ class Tokens {
     const names = [...this.written.keys()].sort((a, b) => b.length - a.length);
     this.marks = names.length ? new RegExp(`(${names.map(escaped).join("|")})`, "u") : null;
     this.said = written;
+    this.form = form;
+    // White space behind these goes.
+    this.strip = new Set(strip);
   }
 
   encode(text, begins) {
     const out = begins ? [...this.before] : [];
     const parts = this.marks ? text.split(this.marks) : [text];
     parts.forEach((part, i) => {
-      if (i % 2) out.push(this.written.get(part));
-      else if (part) for (const number of this.part(part, i === 0)) out.push(number);
+      if (i % 2) return out.push(this.written.get(part));
+      const behind = i && this.strip.has(parts[i - 1]) ? part.trimStart() : part;
+      const plain = this.form ? behind.normalize(this.form) : behind;
+      if (plain) for (const number of this.part(plain, i === 0)) out.push(number);
     });
     return out;
   }
@@ -64,7 +69,7 @@ export class Tokenizer extends Tokens {
   }
 
   part(text) {
-    const whole = this.prefix && !/^\s/u.test(text) ? ` ${text}` : text;
+    const whole = this.prefix && text[0] !== " " ? ` ${text}` : text;
     return Array.from(whole.matchAll(this.pattern)).flatMap(([piece]) => this.piece(piece));
   }
 
