@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from tests.pytorch.ranks import COLLECTIVES, MODELS, RANKS
 from webtorch.errors import DeviceError
+from webtorch.ir.dtype import float32
 from webtorch.pytorch import copying, device, optimizer
 from webtorch.runtime.arrivals import Arrival
 from webtorch_autoload.device import module
@@ -101,7 +102,7 @@ def test_what_waits_reads_what_was_there(webgpu: str) -> None:
     x, coming = torch.arange(4.0).to(webgpu), torch.zeros(4, device=webgpu)
     arrival = Arrival()
     device.runtime().arriving.append(arrival)
-    copying.expect(coming, arrival)
+    copying.expect(coming, arrival.node(tuple(coming.shape), float32))
     late = x * 2 + coming
     x += 1
     first = torch.ones(3, device=webgpu) * 3
@@ -121,7 +122,7 @@ def test_what_is_recorded_while_a_value_is_waited_for_comes_after(webgpu: str) -
         data = device.memory_of(sent).held.node.buffer
         arrival = Arrival(data)
         device.runtime().arriving.append(arrival)
-        copying.expect(coming, arrival)
+        copying.expect(coming, arrival.node(tuple(coming.shape), float32))
         x.mul_(2)
         made = (x + coming).relu()
 
@@ -155,7 +156,7 @@ def test_what_was_taken_while_a_value_does_not_come_is_given_back(webgpu: str) -
         data = device.memory_of(sent).held.node.buffer
         arrival = Arrival(data)
         runtime.arriving.append(arrival)
-        copying.expect(coming, arrival)
+        copying.expect(coming, arrival.node(tuple(coming.shape), float32))
         made = (x * 2 + coming).relu() * x
         threading.Timer(0.05, arrival.come, (data, error)).start()
         return made.cpu()
