@@ -162,7 +162,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.distributed._tensor": ("webtorch.distributed.tensor",),
     "torch.distributed._tensor.placement_types": ("webtorch.distributed.tensor.placement_types",),
     "torch.distributed.tensor._api": (
-        "webtorch.distributed.tensor", "webtorch.distributed.tensor.distribute",
+        "webtorch.distributed.tensor",
+        "webtorch.distributed.tensor.distribute",
     ),
     "torch.distributed.tensor._utils": ("webtorch.distributed.tensor._dtensor_spec",),
     "torch.multiprocessing": ("webtorch.multiprocessing",),

@@ -2,7 +2,7 @@
 
 A rule is given a call's arguments by name and says what it means as an equation: a label for each dim of each tensor,
 as in `einsum`. Where all that has a label is split there, the parts of the results are those of the operands' parts.
-A label that no result has is reduced, and its parts are still to be (`partial`). `webtorch.distributed.tensor` reads this.
+A label that no result has is reduced, and its parts are still to be (`partial`). `distributed.tensor` reads this.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def norm_over(name: str) -> Rule:
 def equation(text: str) -> Rule:
     """What `text` says, as in einsum: an operand for each of the first parameters, those that are no tensors left out.
 
-    Labels in upper case lie whole, "..." are dims that are broadcast, "*" are further dims that lie whole. An operand that
-    begins with "+" is added; with nothing behind it it is broadcast to the result.
+    Labels in upper case lie whole, "..." are dims that are broadcast, "*" are further dims that lie whole. An operand
+    that begins with "+" is added; with nothing behind it it is broadcast to the result.
     """
     left, _, right = text.partition("->")
     terms = left.split(",")
@@ -217,7 +217,9 @@ def stacks(arguments: Arguments) -> Split | None:
     labels: Labels = tuple(range(len(shapes[0])))
     at = arguments.get("dim", 0) % (len(labels) + 1)
     every = frozenset(range(len(shapes)))
-    return Split((labels,) * len(shapes), ((*labels[:at], None, *labels[at:]),), linear=(every,), moves=True)
+    return Split(
+        (labels,) * len(shapes), ((*labels[:at], None, *labels[at:]),), linear=(every,), moves=True
+    )
 
 
 def of_matmul(arguments: Arguments) -> Split | None:

@@ -1,4 +1,4 @@
-"""Rows and classes that lie in several processes: each looks up what is its own, and the sum is what is asked for. Floor 5.
+"""Rows and classes that lie in several processes: each looks up its own, and the sum is what is asked for. Floor 5.
 
 An embedding whose rows are split, and losses whose classes are (`loss_parallel`), send results and not what they are
 looked up in.
@@ -32,7 +32,9 @@ def _own(index: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
 def _embedding(call: Calls) -> Any:
     """Look up rows of which each process has a chunk."""
     arguments = call.arguments()
-    if arguments is None or any(arguments.get(n) for n in ("max_norm", "sparse", "scale_grad_by_freq")):
+    if arguments is None or any(
+        arguments.get(n) for n in ("max_norm", "sparse", "scale_grad_by_freq")
+    ):
         return NotImplemented
     index, weight, mesh = arguments["input"], arguments["weight"], call.mesh
     lies, rows = call.placements(index), call.placements(weight)
@@ -45,7 +47,11 @@ def _embedding(call: Calls) -> Any:
         given.append(p if isinstance(p, Shard) and not isinstance(q, Shard) else R)
         held.append(q if isinstance(q, Shard) else R)
         out.append(
-            Partial() if q == Shard(0) else Shard(index.dim()) if isinstance(q, Shard) else given[-1]
+            Partial()
+            if q == Shard(0)
+            else Shard(index.dim())
+            if isinstance(q, Shard)
+            else given[-1]
         )
     split = [i for i, p in enumerate(out) if not p.is_replicate()]
     part = part_by(weight, mesh, tuple(held), gradient_of(tuple(held), split))
@@ -61,7 +67,9 @@ def _embedding(call: Calls) -> Any:
     if size:
         found = embedding(there, part, padding) * inside.unsqueeze(-1)
     else:
-        found = part.sum() + webtorch.zeros(*own.shape, part.shape[1], dtype=part.dtype, device=part.device)
+        found = part.sum() + webtorch.zeros(
+            *own.shape, part.shape[1], dtype=part.dtype, device=part.device
+        )
     return wrapped(found, mesh, tuple(out), (*index.shape, weight.shape[1]))
 
 
@@ -93,7 +101,9 @@ class _Classes:
 
     def reduced(self, local: Tensor, kind: str = "sum") -> Tensor:
         """Return what the processes that have the classes have, put together."""
-        src = tuple([Partial(kind) if i in self.by_class else p for i, p in enumerate(self.examples)])
+        src = tuple(
+            [Partial(kind) if i in self.by_class else p for i, p in enumerate(self.examples)]
+        )
         return move(local, self.mesh, self.shape, src, self.examples)
 
     def right(self) -> Tensor:
@@ -110,7 +120,9 @@ class _Classes:
         if self.size:
             largest = x.detach().amax(self.dim)
         else:
-            largest = webtorch.full(self.target.shape, float("-inf"), dtype=x.dtype, device=x.device)
+            largest = webtorch.full(
+                self.target.shape, float("-inf"), dtype=x.dtype, device=x.device
+            )
         largest = self.reduced(largest, "max")
         return self.reduced((x - largest.unsqueeze(self.dim)).exp().sum(self.dim)).log() + largest
 
@@ -164,7 +176,7 @@ def _nll_loss(call: Calls) -> Any:
 
 @contextlib.contextmanager
 def loss_parallel() -> Iterator[None]:
-    """A block in which `cross_entropy` of logits whose classes are split takes targets that are plain tensors, replicas.
+    """A block in which `cross_entropy` of logits whose classes are split takes plain tensors as targets, replicas.
 
     Classes are never gathered, with it or without.
     """
