@@ -1,8 +1,8 @@
 """What a call of a function does with DTensors: it is the call of their parts. Floor 5.
 
 How parts must lie follows from the entry of the op table: its equation (`Op.splits`); of a view, from how it lies in
-the memory of a row-major tensor. Of other entries all operands are replicated first, which is right and slower. A function
-that is no entry is run, and its parts are asked about.
+the memory of a row-major tensor. Of other entries all operands are replicated first, which is right and slower. A
+function that is no entry is run, and its parts are asked about.
 """
 
 from __future__ import annotations

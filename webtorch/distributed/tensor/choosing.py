@@ -1,8 +1,8 @@
 """How operands must lie for a call, and how its results lie then. Floor 5.
 
 What a call means is an equation of labels (`webtorch.ops.splits`). Along each dimension of the mesh a label may be
-split (what lacks it is replicated), an operand in which the call is linear may stay a sum that is still to be taken, or all
-may be replicated. What sends least is chosen; of equals what has the smallest parts.
+split (what lacks it is replicated), an operand in which the call is linear may stay a sum that is still to be taken, or
+all may be replicated. What sends least is chosen; of equals what has the smallest parts.
 """
 
 from __future__ import annotations
