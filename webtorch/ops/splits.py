@@ -178,7 +178,7 @@ def equation(text: str) -> Rule:
             operands.append(tuple([
                 None if s == 1 and one else k for k, s, one in zip(every, x.shape, is_one, strict=True)
             ]))  # fmt: skip
-        whole = {k for ks in (*operands, result) for k in ks if isinstance(k, tuple)}
+        whole: set[object] = {k for ks in (*operands, result) for k in ks if isinstance(k, tuple)}
         whole |= {c for c in text if c.isupper()}
         factors = [frozenset((i,)) for i in range(len(operands)) if i not in added]
         linear = factors if not added else []
