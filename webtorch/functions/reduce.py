@@ -67,7 +67,7 @@ from webtorch.ops.record import (
     return_type,
 )
 from webtorch.ops.reduction import is_nonzero_part, norm_slope, root
-from webtorch.ops.splits import reduces
+from webtorch.ops.splits import of_norm, reduces
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
@@ -685,6 +685,7 @@ def _p_norm(x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
 
 
 @composite(
+    splits=of_norm,
     name="vector_norm",
     family="reduce",
     dtypes=FLOATS,
@@ -757,6 +758,7 @@ def vector_norm(
 
 
 @composite(
+    splits=of_norm,
     family="reduce",
     dtypes=FLOATS,
     samples=(((), {}), ((1, 0), {}), ((3.0, -1, True), {}), (("fro",), {})),

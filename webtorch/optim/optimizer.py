@@ -680,7 +680,7 @@ class Optimizer:
             for (param, view), before in zip(both, states, strict=True):
                 state = self.state.pop(view, {})
                 if wraps(param) and not self._by_element:
-                    param.copy_(param._of_whole(view))  # type: ignore[attr-defined]
+                    param.copy_(param._of_whole(view))
                 if state:
                     self.state[param] = {
                         k: _as_given(param, view, before.get(k), x) if isinstance(x, Tensor) else x
@@ -691,7 +691,7 @@ class Optimizer:
         """Return what a step sees of a parameter or its state."""
         if wraps(x) and hasattr(x, "_local_tensor"):
             if self._by_element:
-                return x._local_tensor  # type: ignore[no-any-return]
+                return x._local_tensor
             whole: Tensor = x.full_tensor().detach()  # type: ignore[attr-defined]
             whole._grad = None if x.grad is None else x.grad.full_tensor()  # type: ignore[attr-defined]
             return whole
@@ -937,7 +937,7 @@ def _as_given(param: Tensor, view: Tensor, before: object, x: Tensor) -> Tensor:
     if not wraps(param):
         return webtorch.view_as_complex(x)
     if view is not param._local_tensor:  # type: ignore[attr-defined]
-        return param._of_whole(x)  # type: ignore[no-any-return, attr-defined]
+        return param._of_whole(x)  # type: ignore[attr-defined]
     known = getattr(before, "_local_tensor", None) is x
     return before if known else param._like(x)  # type: ignore[return-value, attr-defined]
 

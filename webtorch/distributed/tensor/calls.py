@@ -234,9 +234,12 @@ class Calls:
         except TypeError:
             return None
         bound.apply_defaults()
-        arguments = {
-            n: v for name, v in bound.arguments.items() for n, v in _spread(entry, name, v)
-        }
+        arguments: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            for n, v in _spread(entry, name, value):
+                # What was given one by one comes before the list's default.
+                if v is not None or n not in arguments:
+                    arguments[n] = v
         order = [id(x) for x in tensors_in(arguments)]
         if sorted(order) != sorted(map(id, self.tensors)):
             return None
@@ -445,12 +448,16 @@ def _spread(entry: Op, name: str, value: Any) -> Iterator[tuple[str, Any]]:
     kind = entry.parameters.parameters[name].kind
     if kind is inspect.Parameter.VAR_KEYWORD:
         yield from value.items()
-    elif kind is inspect.Parameter.VAR_POSITIONAL and name == "args" and value:
+    elif (
+        kind is inspect.Parameter.VAR_POSITIONAL
+        and not any(True for _ in tensors_in(value))
+        and value
+    ):
         # They are what the list beside them is.
         listed = value[0] if len(value) == 1 and isinstance(value[0], (list, tuple)) else value
         other = next((n for n in entry.parameters.parameters if n not in ("input", "args")), name)
         yield other, listed
-    elif not (kind is inspect.Parameter.VAR_POSITIONAL and name == "args"):
+    elif kind is not inspect.Parameter.VAR_POSITIONAL or value:
         yield name, value
 
 
@@ -533,7 +540,7 @@ def _linear_slots(op: Elementwise) -> tuple[frozenset[int], bool]:
         return bool((op(*given) == 0).all().item())
 
     reads = [inputs_of_slope(op, k) for k in range(count)]
-    slopes = [op.expr is not None and _has_slope(op, k) for k in range(count)]
+    slopes = [_has_slope(op, k) for k in range(count)]
     single = frozenset(
         k for k in range(count)
         if slopes[k] and k not in reads[k] and is_zero([zero if i == k else v for i, v in enumerate(values)])

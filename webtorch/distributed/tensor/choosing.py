@@ -58,6 +58,12 @@ def _cost(src: Placement, dst: Placement, size: int, count: int) -> float:
     return part if isinstance(dst, Shard) else 2 * part
 
 
+def _partial(kind: str) -> Partial:
+    """Return what is still to be reduced: "norm 2.0" are norms of parts."""
+    name, _, order = kind.partition(" ")
+    return _NormPartial(norm_type=float(order)) if name == "norm" else Partial(name)
+
+
 def _of_label(label: object, labels: Labels) -> Placement:
     return Shard(labels.index(label)) if label in labels else R
 
@@ -99,11 +105,11 @@ def _candidates(
             if label in labels:
                 out.append(_of_label(label, labels))
             elif split.partial and _fits(split.partial, sizes[label], mesh, mesh.size(i)):
-                out.append(Partial(split.partial))
+                out.append(_partial(split.partial))
         if len(out) < len(split.results):
             continue
         if any(isinstance(p, Partial) for p in out):
-            to = [Partial(split.partial) if k in split.added else p for k, p in enumerate(to)]
+            to = [_partial(split.partial) if k in split.added else p for k, p in enumerate(to)]
         yield to, out
     yield [R] * len(now), [R] * len(split.results)
 

@@ -17,6 +17,7 @@ from webtorch.distributed.tensor.dtensor import DTensor, wrapped
 from webtorch.distributed.tensor.placement_types import Partial, Placement, Shard
 from webtorch.distributed.tensor.redistribute import move
 from webtorch.functions import public as webtorch
+from webtorch.functions.composite import dropout
 from webtorch.functions.lookup import embedding
 from webtorch.tensors.tensor import Tensor
 
@@ -71,6 +72,22 @@ def _embedding(call: Calls) -> Any:
             *own.shape, part.shape[1], dtype=part.dtype, device=part.device
         )
     return wrapped(found, mesh, tuple(out), (*index.shape, weight.shape[1]))
+
+
+@specially("dropout")
+def _dropout(call: Calls) -> Any:
+    """Drop what one process with the same seed drops: the mask of the whole is drawn, and each takes its part."""
+    arguments = call.arguments()
+    if arguments is None or arguments.get("inplace") or not arguments.get("training", True):
+        return NotImplemented
+    x = arguments["input"]
+    lies = call.placements(x)
+    if any(isinstance(p, Partial) for p in lies):
+        return NotImplemented
+    local = part_by(x, call.mesh, lies)
+    ones = webtorch.ones(*x.shape, dtype=x.dtype, device=local.device)
+    kept = move(dropout(ones, arguments["p"]), call.mesh, x.shape, (R,) * call.mesh.ndim, lies)
+    return wrapped(webtorch.where(kept == 0, 0, local * kept), call.mesh, lies, x.shape)
 
 
 # ---- losses of classes
