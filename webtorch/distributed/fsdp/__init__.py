@@ -1,0 +1,44 @@
+"""`torch.distributed.fsdp`: modules whose parameters, gradients and optimizer states are sharded over processes.
+
+    from webtorch.distributed.fsdp import fully_shard
+
+    for layer in model.layers:
+        fully_shard(layer)
+    fully_shard(model)
+"""
+
+from __future__ import annotations
+
+from webtorch.distributed.fsdp.fully_sharded_data_parallel import (
+    BackwardPrefetch,
+    CPUOffload,
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardedOptimStateDictConfig,
+    ShardedStateDictConfig,
+    ShardingStrategy,
+    StateDictType,
+)
+from webtorch.distributed.fsdp.module import (
+    FSDPModule,
+    UnshardHandle,
+    fully_shard,
+    register_fsdp_forward_method,
+    share_comm_ctx,
+)
+from webtorch.distributed.fsdp.policy import (
+    CPUOffloadPolicy,
+    DataParallelMeshDims,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+)
+
+__all__ = [
+    "BackwardPrefetch", "CPUOffload", "CPUOffloadPolicy", "DataParallelMeshDims", "FSDPModule",
+    "FullOptimStateDictConfig", "FullStateDictConfig", "FullyShardedDataParallel", "MixedPrecision",
+    "MixedPrecisionPolicy", "OffloadPolicy", "ShardedOptimStateDictConfig", "ShardedStateDictConfig",
+    "ShardingStrategy", "StateDictType", "UnshardHandle", "fully_shard", "register_fsdp_forward_method",
+    "share_comm_ctx",
+]  # fmt: skip
