@@ -29,11 +29,6 @@ ABSENT: dict[str, tuple[str, str]] = {
         "default_qconfig default_weight_observer fuse_modules fuse_modules_qat get_default_qat_qconfig "
         "get_default_qconfig prepare prepare_qat quantize quantize_dynamic",
     ),
-    "torch.distributed.tensor": (
-        _PROCESSES,
-        "DTensor DeviceMesh distribute_module distribute_tensor init_device_mesh",
-    ),
-    "torch.distributed.tensor._utils": (_PROCESSES, "compute_local_shape_and_global_offset"),
     "torch.distributed.tensor.experimental": (
         _PROCESSES,
         "context_parallel implicit_replication local_map",
@@ -51,10 +46,6 @@ ABSENT: dict[str, tuple[str, str]] = {
         _PROCESSES,
         "all_gather_tensor all_reduce all_to_all_single all_to_all_single_autograd broadcast reduce_scatter_tensor "
         "wait_tensor",
-    ),
-    "torch.distributed._tensor": (
-        _PROCESSES,
-        "DTensor DeviceMesh distribute_module distribute_tensor",
     ),
     "torch.distributed.autograd": (
         _PROCESSES,
@@ -77,12 +68,6 @@ ABSENT: dict[str, tuple[str, str]] = {
         "StateDictOptions get_model_state_dict get_optimizer_state_dict get_state_dict set_model_state_dict "
         "set_optimizer_state_dict set_state_dict",
     ),
-    "torch.distributed.tensor.parallel": (
-        _PROCESSES,
-        "ColwiseParallel ParallelStyle PrepareModuleInput PrepareModuleOutput RowwiseParallel "
-        "SequenceParallel loss_parallel parallelize_module",
-    ),
-    "torch.distributed.device_mesh": (_PROCESSES, "DeviceMesh init_device_mesh"),
     "torch.distributed.fsdp": (
         _PROCESSES,
         "BackwardPrefetch CPUOffload CPUOffloadPolicy FSDPModule FullStateDictConfig FullyShardedDataParallel "

@@ -14,6 +14,7 @@ from webtorch.ir.view import contiguous_strides, expands_to, is_contiguous, nume
 from webtorch.ops.layout import suggests_channels_last
 from webtorch.ops.primitive import as_view, cast_to, copy, empty, fill, seen_as, write
 from webtorch.ops.record import Example, Op, composite
+from webtorch.ops.splits import aligned
 from webtorch.tensors.formats import channels_last, channels_last_3d, preserve_format
 from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.promotion import Operand
@@ -37,7 +38,9 @@ def _conversion(name: str, dtype: DType) -> Op:
 
     convert.__name__ = name
     convert.__doc__ = f"The tensor as {dtype}."
-    return composite(name=f"_to_{name}", function_in=(), differentiable=dtype.has_gradient)(convert)
+    return composite(
+        name=f"_to_{name}", splits=aligned, function_in=(), differentiable=dtype.has_gradient
+    )(convert)
 
 
 # The methods that convert, and the types that they give.
@@ -50,7 +53,7 @@ CONVERTED = {
 CONVERSIONS: dict[str, Op] = {name: _conversion(name, dtype) for name, dtype in CONVERTED.items()}
 
 
-@composite(function_in=METHOD, example=Example(((9,), "i5")))
+@composite(splits=aligned, function_in=METHOD, example=Example(((9,), "i5")))
 def type_as(input: Tensor, other: Tensor) -> Tensor:
     """The tensor in the dtype of another."""
     return cast_to(input, other.dtype)
@@ -60,7 +63,7 @@ def type_as(input: Tensor, other: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------
 
 
-@composite(name="copy_", function_in=METHOD, torch="", example=Example(((3, 5), (5,))))
+@composite(splits=aligned, name="copy_", function_in=METHOD, torch="", example=Example(((3, 5), (5,))))
 def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """Overwrite with the elements of `src`, broadcast, converted and moved to this tensor's device
     as needed.
@@ -107,6 +110,7 @@ def _replacing(old: object, shape: tuple[int, ...], values: Tensor) -> Tensor:
 
 
 @composite(
+    splits=aligned,
     name="fill_", function_in=(*METHOD, "torch"), torch="", example=Example(((3, 5),), (2.5,))
 )
 def fill_(self: Tensor, value: Operand) -> Tensor:
@@ -132,13 +136,13 @@ def fill_(self: Tensor, value: Operand) -> Tensor:
     return write(self, fill(self._shape, number, self.dtype, self.device), fresh=True)
 
 
-@composite(name="torch_fill", function_in=("torch",), torch="fill")
+@composite(splits=aligned, name="torch_fill", function_in=("torch",), torch="fill")
 def fill_value(input: Tensor, value: Any) -> Tensor:
     """A tensor like `input` with every element `value`."""
     return fill_(copy(input), value)
 
 
-@composite(name="zero_", function_in=(*METHOD, "torch"), torch="")
+@composite(splits=aligned, name="zero_", function_in=(*METHOD, "torch"), torch="")
 def zero_(self: Tensor) -> Tensor:
     """Overwrite every element with 0."""
     return fill_(self, 0)

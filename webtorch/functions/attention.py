@@ -27,6 +27,7 @@ from webtorch.ops.primitive import (
     reduce_dims,
 )
 from webtorch.ops.record import LOWER, composite
+from webtorch.ops.splits import of_attention
 from webtorch.tensors.attention import Parts, suits_shapes
 from webtorch.tensors.modes import mode
 from webtorch.tensors.tape import needs_grad
@@ -110,6 +111,7 @@ def _by_groups(x: Tensor, y: Tensor, enable_gqa: bool) -> Tensor:
 
 
 @composite(
+    splits=of_attention,
     family="contract",
     function_in=("nn.functional",),
     autocast=LOWER,

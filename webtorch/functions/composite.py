@@ -22,6 +22,7 @@ from webtorch.ops.precision import to_type, widened
 from webtorch.ops.primitive import cast_to, reduce_dims
 from webtorch.ops.purity import warn
 from webtorch.ops.record import TABLE, Autocast, Example, composite
+from webtorch.ops.splits import along
 from webtorch.tensors.promotion import result_type
 from webtorch.tensors.tensor import Tensor
 
@@ -71,6 +72,7 @@ _DIMS: tuple[Any, ...] = (((-1,), {}), ((0,), {}))
 
 
 @composite(
+    splits=along("dim"),
     function_in=EVERYWHERE,
     dtypes=FLOATS,
     samples=_DIMS,
@@ -84,6 +86,7 @@ def softmax(input: Tensor, dim: int | None = None, dtype: DType | None = None) -
 
 
 @composite(
+    splits=along("dim"),
     function_in=EVERYWHERE,
     dtypes=FLOATS,
     samples=_DIMS,
@@ -96,7 +99,7 @@ def log_softmax(input: Tensor, dim: int | None = None, dtype: DType | None = Non
     return _along("log_softmax", _log_softmax, input, dim, dtype)
 
 
-@composite(function_in=FUNCTIONAL, dtypes=FLOATS, samples=_DIMS)
+@composite(splits=along("dim"), function_in=FUNCTIONAL, dtypes=FLOATS, samples=_DIMS)
 def softmin(input: Tensor, dim: int | None = None, dtype: DType | None = None) -> Tensor:
     """Return softmax(-input) along `dim`."""
     return softmax(-input, dim, dtype)

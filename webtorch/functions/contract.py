@@ -30,6 +30,7 @@ from webtorch.ops.record import (
     OutRule,
     composite,
 )
+from webtorch.ops.splits import equation, of_matmul
 from webtorch.tensors.tensor import Tensor
 
 FAMILY: Family = "contract"
@@ -191,7 +192,7 @@ def _mismatch(op: str, a: Tensor, b: Tensor) -> ShapeError:
     return ShapeError(text)
 
 
-@composite(autocast=LOWER, gradient_name="MmBackward0", direct=("mm",), aten=("mm",))
+@composite(splits=equation("mk,kn->mn"), autocast=LOWER, gradient_name="MmBackward0", direct=("mm",), aten=("mm",))
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the matrix product of (M, K) and (K, N)."""
     check_tensor("mm", "mat2", 2, mat2)
@@ -207,7 +208,7 @@ def mm(input: Tensor, mat2: Tensor) -> Tensor:
     return rows_times(input, mat2)
 
 
-@composite(autocast=LOWER, gradient_name="BmmBackward0", direct=("bmm",), aten=("bmm",))
+@composite(splits=equation("bmk,bkn->bmn"), autocast=LOWER, gradient_name="BmmBackward0", direct=("bmm",), aten=("bmm",))
 def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the products of (B, M, K) and (B, K, N), one for each of the B pairs."""
     check_tensor("bmm", "mat2", 2, mat2)
@@ -229,6 +230,7 @@ def bmm(input: Tensor, mat2: Tensor) -> Tensor:
 
 
 @composite(
+    splits=equation("mk,k->m"),
     inplace=False,
     autocast=Autocast(gpu="lower"),
     gradient_name="MvBackward0",
@@ -253,7 +255,7 @@ def mv(input: Tensor, vec: Tensor) -> Tensor:
     return product(input.unsqueeze(0), vec.reshape(1, vec.shape[0], 1)).reshape(input.shape[0])
 
 
-@composite(autocast=Autocast(gpu="promote"), gradient_name="DotBackward0", aten=("dot",))
+@composite(splits=equation("k,k->"), autocast=Autocast(gpu="promote"), gradient_name="DotBackward0", aten=("dot",))
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
     """Return the sum of the products of two vectors."""
     check_tensor("dot", "tensor", 2, tensor)
@@ -281,7 +283,7 @@ def dot(input: Tensor, tensor: Tensor) -> Tensor:
     return (input * tensor).sum(dtype=input.dtype)
 
 
-@composite(autocast=Autocast(gpu="promote"), gradient_name="VdotBackward0", aten=("vdot",))
+@composite(splits=equation("k,k->"), autocast=Autocast(gpu="promote"), gradient_name="VdotBackward0", aten=("vdot",))
 def vdot(input: Tensor, other: Tensor) -> Tensor:
     """Return the sum of the products of two vectors (the first conjugated, if it is complex)."""
     return dot(conjugate(input), other)
@@ -305,7 +307,7 @@ def inner(input: Tensor, other: Tensor) -> Tensor:
     return tensordot(input, other, ([-1], [-1]))
 
 
-@composite(aliases=("ger",), out="cast")
+@composite(splits=equation("m,n->mn"), aliases=("ger",), out="cast")
 def outer(input: Tensor, vec2: Tensor) -> Tensor:
     """Return the products of every element of one vector with every element of another."""
     check_tensor("outer", "vec2", 2, vec2)
@@ -333,6 +335,7 @@ def _matmul_name(input: Tensor, other: Tensor, **_: object) -> str:
 
 
 @composite(
+    splits=of_matmul,
     function_in=("torch", "Tensor", "linalg"),
     autocast=LOWER,
     gradient_name=_matmul_name,
@@ -452,6 +455,7 @@ def _linear_leads(input: Tensor, _weight: Tensor, bias: Tensor | None) -> tuple[
 
 
 @composite(
+    splits=equation("...k,nk,+n->...n"),
     function_in=("nn.functional",),
     aten=("linear",),
     direct=("linear",),
@@ -597,6 +601,7 @@ def _factors_first(left: str, right: str) -> tuple[str, ...]:
 
 
 @composite(
+    splits=equation("+,mk,kn->mn"),
     overloads=_factors_first("mat1", "mat2"),
     inplace=True,
     autocast=LOWER,
@@ -614,6 +619,7 @@ def addmm(
 
 
 @composite(
+    splits=equation("+,mk,k->m"),
     overloads=_factors_first("mat", "vec"),
     inplace=True,
     autocast=Autocast(gpu="lower"),
@@ -631,6 +637,7 @@ def addmv(
 
 
 @composite(
+    splits=equation("+,bmk,bkn->bmn"),
     overloads=_factors_first("batch1", "batch2"),
     inplace=True,
     autocast=LOWER,

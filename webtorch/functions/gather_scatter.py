@@ -43,6 +43,7 @@ from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.record import BOOL, Autocast, Family, OutRule, composite
+from webtorch.ops.splits import along, of_select
 from webtorch.tensors import tape
 from webtorch.tensors.above import ask
 from webtorch.tensors.host import tracing
@@ -113,6 +114,7 @@ def _vector(op: str, index: Tensor) -> Tensor:
 
 
 @composite(
+    splits=of_select,
     overlap="none",
     gradient_name="IndexSelectBackward0",
     aten=("index_select",),
@@ -333,6 +335,7 @@ def _filled_once(memory: Tensor, dim: int, index: Tensor, value: object) -> tupl
 
 
 @composite(
+    splits=along("dim"),
     inplace=True,
     overlap="none",
     once_in_place=_filled_once,
@@ -427,7 +430,7 @@ def gather_along(x: Tensor, dim: int, index: Tensor, op: str = "gather") -> Tens
     return movement.reshape(_take(source, tensors, op), result_shape)
 
 
-@composite(overlap="none", gradient_name="GatherBackward0", once=True, values=_along("gather"))
+@composite(splits=along("dim"), overlap="none", gradient_name="GatherBackward0", once=True, values=_along("gather"))
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`.
 
@@ -497,6 +500,7 @@ _OLD_REDUCTIONS = {"add": "add", "multiply": "mul"}
 
 
 @composite(
+    splits=along("dim"),
     inplace=True, gradient_name="ScatterBackward0", overlap="first", values=_along("scatter")
 )
 def scatter(
@@ -526,6 +530,7 @@ def scatter(
 
 
 @composite(
+    splits=along("dim"),
     inplace=True,
     autocast=Autocast(gpu="promote"),
     gradient_name="ScatterAddBackward0",
@@ -721,7 +726,7 @@ def take(input: Tensor, index: Tensor) -> Tensor:
     return _take(flattened(input), [index], "take", wrap=True)
 
 
-@composite(gradient_name="GatherBackward0", once=True, overlap="none")
+@composite(splits=along("dim"), gradient_name="GatherBackward0", once=True, overlap="none")
 def take_along_dim(input: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
     """Gather with index and input broadcast against each other; without dim, over all elements."""
     if indices.dtype is not int64:

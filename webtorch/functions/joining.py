@@ -26,6 +26,7 @@ from webtorch.ops.primitive import (
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Autocast, Family, composite
+from webtorch.ops.splits import joins, stacks
 from webtorch.tensors import tape
 from webtorch.tensors.modes import unrecorded
 from webtorch.tensors.primitives import lay
@@ -163,6 +164,7 @@ def _parts(g: Tensor, dim: int, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]
 
 
 @composite(
+    splits=joins,
     function_in=("torch",),
     autocast=Autocast(cpu="promote"),
     out="cast",
@@ -177,6 +179,7 @@ def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 @composite(
+    splits=joins,
     function_in=("torch",),
     autocast=Autocast(cpu="promote"),
     out="cast",
@@ -199,6 +202,7 @@ def concatenate(tensors: Sequence[Tensor], dim: int = 0, *, axis: int | None = N
 
 
 @composite(
+    splits=stacks,
     function_in=("torch",),
     autocast=Autocast(cpu="promote"),
     out="cast",

@@ -29,6 +29,7 @@ from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.primitive import take as _take
 from webtorch.ops.primitive import write as _write
 from webtorch.ops.record import BOOL, Example, Family, composite
+from webtorch.ops.splits import equation, of_embedding
 from webtorch.tensors import tape
 from webtorch.tensors.above import ask
 from webtorch.tensors.modes import mode, no_grad
@@ -108,6 +109,7 @@ def _renormalize(weight: Tensor, flat: Tensor, max_norm: float, norm_type: float
 
 
 @composite(
+    splits=of_embedding,
     function_in=FUNCTIONAL,
     gradient_name="EmbeddingBackward0",
     example=Example(("i5", (5, 3))),
@@ -328,7 +330,7 @@ def _search(sequence: Tensor, values: Tensor, right: bool, dtype: DType) -> Tens
     return movement.reshape(cast_to(low, dtype), shape)
 
 
-@composite(function_in=("torch",), refuses=BOOL, aten=("bucketize",))
+@composite(splits=equation("...,N->..."), function_in=("torch",), refuses=BOOL, aten=("bucketize",))
 def bucketize(
     input: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False
 ) -> Tensor:
@@ -341,6 +343,7 @@ def bucketize(
 
 
 @composite(
+    splits=equation("...,N->..."),
     function_in=("torch",),
     refuses=BOOL,
     aten=("isin",),

@@ -43,6 +43,7 @@ from webtorch.ops.record import (
     Autocast,
     composite,
 )
+from webtorch.ops.splits import of_loss
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import at_hand_or_written, check_places, check_range
 
@@ -126,6 +127,7 @@ def _check_pair(name: str, input: Tensor, target: Tensor, both: bool = False) ->
 
 
 @composite(
+    splits=of_loss,
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=_REDUCTIONS,
@@ -149,6 +151,7 @@ def mse_loss(
 
 
 @composite(
+    splits=of_loss,
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=_REDUCTIONS,
@@ -176,6 +179,7 @@ def l1_loss(
 
 
 @composite(
+    splits=of_loss,
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=(*_REDUCTIONS, ((), {"beta": 0.5})),
@@ -202,6 +206,7 @@ def smooth_l1_loss(
 
 
 @composite(
+    splits=of_loss,
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=(*_REDUCTIONS, ((), {"delta": 0.5})),
@@ -244,6 +249,7 @@ def _probabilities(input: Tensor, target: Tensor, *_: object, **__: object) -> N
 
 
 @composite(
+    splits=of_loss,
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     domain=(0.02, 0.98),
@@ -282,6 +288,7 @@ def binary_cross_entropy(
 
 
 @composite(
+    splits=of_loss,
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=_REDUCTIONS,
@@ -789,6 +796,7 @@ def triplet_margin_loss(
 
 
 @composite(
+    splits=of_loss,
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     autocast=FP32,

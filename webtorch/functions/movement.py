@@ -40,6 +40,7 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Example, Family, composite
+from webtorch.ops.splits import same
 from webtorch.tensors import tape
 from webtorch.tensors.formats import channels_last, channels_last_3d
 from webtorch.tensors.formats import memory_format as MemoryFormat
@@ -609,7 +610,7 @@ def strides_for(shape: Shape, strides: Shape, memory_format: MemoryFormat | None
     return strides_like(shape, strides)
 
 
-@composite()
+@composite(splits=same)
 def clone(input: Tensor, *, memory_format: MemoryFormat | None = None) -> Tensor:
     """A copy in new memory, by default with its dims in the order that they have in `input`."""
     if input._levels and memory_format in (channels_last, channels_last_3d):
@@ -620,7 +621,7 @@ def clone(input: Tensor, *, memory_format: MemoryFormat | None = None) -> Tensor
     return laid_out(strides_for(input._shape, input._strides, memory_format), copy, input)
 
 
-@composite(function_in=METHOD)
+@composite(splits=same, function_in=METHOD)
 def contiguous(input: Tensor, memory_format: MemoryFormat | None = None) -> Tensor:
     """The tensor itself when its elements lie in row-major order, else a copy that is so."""
     if input._levels and memory_format in (channels_last, channels_last_3d):

@@ -21,6 +21,7 @@ from webtorch.ops.elementwise import rsqrt, sqrt
 from webtorch.ops.layout import ChannelsLastAs, row_major
 from webtorch.ops.precision import is_short, to_type, widened
 from webtorch.ops.record import ANEW, WHOLE, Anew, Autocast, composite
+from webtorch.ops.splits import norm_over
 from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.tensor import Tensor
 
@@ -116,6 +117,7 @@ def last_dims(
 
 
 @composite(
+    splits=norm_over("normalized_shape"),
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
@@ -146,6 +148,7 @@ def layer_norm(
 
 
 @composite(
+    splits=norm_over("normalized_shape"),
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),

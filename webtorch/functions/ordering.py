@@ -21,6 +21,7 @@ from webtorch.ops.primitive import cast_to, copy, fill, iota, reduce_dims, sort_
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.primitive import scatter as _scatter
 from webtorch.ops.record import BOOL, Autocast, Family, composite, over_dims, return_type
+from webtorch.ops.splits import along
 from webtorch.runtime.backend import FEW
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import taken_over, waited_for
@@ -109,13 +110,13 @@ def _sorted(x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
     return gather_scatter.gather_along(x, dim, order, "sort"), order
 
 
-@composite(gradient_name="SortBackward0", ties=True, layout=of_first, overlap="whole")
+@composite(splits=along("dim"), gradient_name="SortBackward0", ties=True, layout=of_first, overlap="whole")
 def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Sort:
     """(values, indices): the elements in order along `dim`, and where they were. Ties keep their order."""
     return Sort(*_sorted(input, dim, bool(descending)))
 
 
-@composite(ties=True, layout=of_first)
+@composite(splits=along("dim"), ties=True, layout=of_first)
 def argsort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
     """The positions of the elements in order along `dim`. Ties keep their order."""
     return _sorted(input, dim, bool(descending))[1]
@@ -128,6 +129,7 @@ def msort(input: Tensor) -> Tensor:
 
 
 @composite(
+    splits=along("dim"),
     refuses=BOOL,
     gradient_name="TopkBackward0",
     once=True,

@@ -75,10 +75,13 @@ from webtorch.ops.primitive import cast_to, iota, paired, pairs
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import LOWER, NOT_FLOATS, Autocast, Example, composite
 from webtorch.ops.special import SPECIAL, _trigamma, digamma, lgamma
+from webtorch.ops.splits import aligned, along, of_where
 from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.promotion import Operand, get_default_dtype
 from webtorch.tensors.tensor import Tensor
 
+# Element by element, unless an entry says otherwise.
+SPLITS = aligned
 LARGEST: dict[DType, float] = {
     float64: 1.7976931348623157e308,
     float32: 3.4028234663852886e38,
@@ -378,6 +381,7 @@ def check_mask(name: str, mask: Tensor) -> None:
 
 
 @composite(
+    splits=of_where,
     # As a method, input comes first: Tensor.where(condition, other).
     function_in=("torch",),
     example=Example(("b", (3, 5), (5,))),
@@ -523,6 +527,7 @@ def logit(input: Tensor, eps: float | None = None) -> Tensor:
 
 
 @composite(
+    splits=None,
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     drawn=True,
@@ -552,6 +557,7 @@ def rrelu(
 
 
 @composite(
+    splits=None,
     function_in=EVERYWHERE,
     dtypes=FLOATS,
     torch="nn.functional.prelu",
@@ -615,6 +621,7 @@ def softshrink(input: Tensor, lambd: float = 0.5) -> Tensor:
 
 
 @composite(
+    splits=along("dim"),
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     samples=(((-1,), {}),),

@@ -67,6 +67,7 @@ from webtorch.ops.record import (
     return_type,
 )
 from webtorch.ops.reduction import is_nonzero_part, norm_slope, root
+from webtorch.ops.splits import reduces
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
@@ -223,6 +224,7 @@ def _to_every(g: Tensor, shape: tuple[int, ...], dim: Dims) -> Tensor:
 
 
 @composite(
+    splits=reduces("sum", linear=True),
     family="reduce",
     samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
     autocast=Autocast(gpu="fp32_result"),
@@ -242,6 +244,7 @@ def sum(
 
 
 @composite(
+    splits=reduces("sum"),
     family="reduce",
     samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
     autocast=WHOLE,
@@ -271,6 +274,7 @@ def _mean_slope(
 
 
 @composite(
+    splits=reduces("avg", linear=True),
     family="reduce",
     dtypes=FLOATS,
     samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
@@ -354,6 +358,7 @@ def _prod(x: Tensor, dim: int) -> Tensor:
 
 
 @composite(
+    splits=reduces("product"),
     family="reduce",
     samples=(((), {}), ((0,), {}), ((), {"dim": -1, "keepdim": True})),
     autocast=Autocast("fp32", "fp32_result"),
@@ -379,6 +384,7 @@ def prod(
 
 
 @composite(
+    splits=reduces("sum"),
     family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), numpy="count_nonzero"
 )
 def count_nonzero(input: Tensor, dim: Dims = None) -> Tensor:
@@ -405,6 +411,7 @@ def _logical(name: str, x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
 
 
 @composite(
+    splits=reduces("max"),
     family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask", numpy="any"
 )
 def any(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
@@ -413,6 +420,7 @@ def any(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
 
 
 @composite(
+    splits=reduces("min"),
     family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask", numpy="all"
 )
 def all(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
@@ -434,6 +442,7 @@ def _extreme(name: str, x: Tensor, combine: str, dim: Dims, keepdim: bool, error
 
 
 @composite(
+    splits=reduces("max"),
     family="reduce",
     samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})),
     gradient_name="AmaxBackward0",
@@ -447,6 +456,7 @@ def amax(input: Tensor, dim: Dims = (), keepdim: bool = False) -> Tensor:
 
 
 @composite(
+    splits=reduces("min"),
     family="reduce",
     samples=(((), {}), ((0,), {}), (((0, -1),), {"keepdim": True})),
     gradient_name="AminBackward0",

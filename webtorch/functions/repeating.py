@@ -35,6 +35,7 @@ from webtorch.ops.primitive import (
 )
 from webtorch.ops.primitive import scan as _scan
 from webtorch.ops.record import TABLE, Family, composite
+from webtorch.ops.splits import along
 from webtorch.tensors.tensor import Tensor
 
 FAMILY: Family = "movement"
@@ -150,7 +151,7 @@ def flipped(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return copy(as_view(x, shape, turned, offset, vjp=flipped, args=(dims,), name="Flip"))
 
 
-@composite(gradient_name="FlipBackward0", layout=of_first, aten=("flip",), traced=True)
+@composite(splits=along("dims", moves=True), gradient_name="FlipBackward0", layout=of_first, aten=("flip",), traced=True)
 def flip(input: Tensor, *args: object, dims: Sequence[int] | None = None) -> Tensor:
     """A copy with the order of elements along `dims` reversed."""
     wanted = sizes_of("flip", args, dims, "dims") if args != ((),) else ()

@@ -21,12 +21,16 @@ from webtorch.ir.dtype import ALL, FLOATS, INTEGERS, DType, Scalar, bool_, int64
 from webtorch.ir.expr import Expr
 from webtorch.ops.derive import derivative
 from webtorch.ops.layout import Layout, of_operands
+from webtorch.ops.splits import Rule as Splits
+from webtorch.ops.splits import along, aligned, reduces
 
 if TYPE_CHECKING:
     from webtorch.tensors.tensor import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# What is known of a family: a composite says so itself, or its file as SPLITS.
+_SPLITS: dict[str, Splits] = {"reduce": reduces(), "scan": along("dim")}
 # Types that PyTorch's kernels leave out, in groups.
 BOOL = (bool_,)
 NARROW_INTEGERS = tuple(d for d in (*INTEGERS, bool_) if d is not int64)
@@ -226,6 +230,8 @@ class Op:
     spread: bool = False
     # The operators for which `__torch_function__` is given this entry's method.
     asks: tuple[str, ...] = ()
+    # Which dims may lie in parts that are computed by themselves; None: that is not known.
+    splits: Splits | None = None
     # PyTorch's operators that it is as it stands, with the same arguments in the same order; an elementwise entry's
     # is that of its name. Those that the rules here hold for too, with arguments of their own.
     aten: tuple[str, ...] = ()
@@ -310,6 +316,7 @@ class Elementwise(Op):
     promotion: Promotion = "same"
     out: OutRule | Callable[..., OutRule] = "cast"
     overlap: Overlap = "whole"
+    splits: Splits | None = aligned
     layout: Layout | None = of_operands
     gradient_name: str = ""
     # A function of the operands that raises where PyTorch refuses their types.
@@ -505,7 +512,9 @@ def composite(
         """Put the entry of a function into the table."""
         title = name or function.__name__.rstrip("_")
         parameters = inspect.signature(function)
-        kind: Family = family or vars(sys.modules[function.__module__]).get("FAMILY", "composite")
+        of_file = vars(sys.modules[function.__module__])
+        kind: Family = family or of_file.get("FAMILY", "composite")
+        fields.setdefault("splits", of_file.get("SPLITS", _SPLITS.get(kind)))
         op: Composite[P, R] = Composite(
             name=title, family=kind, signature=signature_of(parameters), doc=doc or inspect.getdoc(function) or "",
             torch=fields.pop("torch", _named(title, fields)), **fields,

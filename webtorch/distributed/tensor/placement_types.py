@@ -1,11 +1,10 @@
-"""torch.distributed.tensor.placement_types: how the parts of a tensor lie in the processes of a mesh.
-
-Libraries make such values when they are imported. What would lay a tensor out so is not here (`absent`).
-"""
+"""How the parts of a tensor lie along one dimension of a mesh. Floor 5."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+__all__ = ["Partial", "Placement", "Replicate", "Shard"]
 
 
 class Placement:
@@ -26,7 +25,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Shard(Placement):
-    """Each process has a chunk of a dimension."""
+    """Each process has a chunk of a dimension: `torch.chunk`'s, so that the last may be short or empty."""
 
     dim: int
 
@@ -79,7 +78,7 @@ class Replicate(Placement):
 
 @dataclass(frozen=True, repr=False)
 class Partial(Placement):
-    """What the processes have is still to be reduced."""
+    """What the processes have is still to be reduced: by "sum", "avg", "max", "min" or "product"."""
 
     reduce_op: str = "sum"
 
@@ -94,3 +93,14 @@ class Partial(Placement):
     def __str__(self) -> str:
         """Return the short form."""
         return f"P({self.reduce_op})"
+
+
+@dataclass(frozen=True, repr=False)
+class _NormPartial(Partial):
+    """What the processes have are norms of parts, of which that of the whole is still to be computed."""
+
+    norm_type: float = 2.0
+
+    def __repr__(self) -> str:
+        """Return the long form."""
+        return f"_NormPartial({self.norm_type})"

@@ -1,0 +1,290 @@
+"""Parts of a tensor as they lie by other placements, with gradients. Floor 5.
+
+A part's gradient lies as the part does, but that of what is still to be reduced is the same for all (`for_gradient`).
+That is what lets the usual graph of the parts be the graph of the whole: `move` alone, which is all that sends, has
+rules of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from webtorch.distributed import collectives
+from webtorch.distributed.device_mesh import DeviceMesh
+from webtorch.distributed.reduction import ReduceOp
+from webtorch.distributed.tensor._dtensor_spec import Placements, for_gradient, local_layout
+from webtorch.distributed.tensor.placement_types import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    _NormPartial,
+)
+from webtorch.functions import public as webtorch
+from webtorch.tensors.function import Function
+from webtorch.tensors.modes import mode
+from webtorch.tensors.tensor import Tensor
+
+REPLICATE = Replicate()
+_REDUCTIONS = {
+    "sum": ReduceOp.SUM, "avg": ReduceOp.AVG, "max": ReduceOp.MAX, "min": ReduceOp.MIN, "product": ReduceOp.PRODUCT,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Level:
+    """One dimension of a mesh, where the dims of a tensor have these sizes before it splits one."""
+
+    mesh: DeviceMesh
+    number: int
+    sizes: tuple[int, ...]
+
+    @property
+    def group(self) -> Any:
+        """The processes along it."""
+        return self.mesh.get_group(self.number)
+
+    @property
+    def count(self) -> int:
+        """How many processes there are along it."""
+        return self.mesh.size(self.number)
+
+    @property
+    def rank(self) -> int:
+        """Where this process is along it."""
+        return self.mesh.get_local_rank(self.number)
+
+    def chunk(self, dim: int) -> int:
+        """Return how long a whole chunk of a dim is."""
+        return -(-self.sizes[dim] // self.count)
+
+    def part(self, dim: int) -> tuple[int, int]:
+        """Return where this process's part of a dim begins, and how long it is."""
+        size, start = Shard.local_shard_size_and_offset(self.sizes[dim], self.count, self.rank)
+        return start, size
+
+
+def _padded(x: Tensor, dim: int, size: int) -> Tensor:
+    """Return a tensor with zeros at the end of a dim, up to a size."""
+    missing = size - x.shape[dim]
+    if not missing:
+        return x
+    zeros = webtorch.zeros(
+        *[missing if d == dim else s for d, s in enumerate(x.shape)], dtype=x.dtype, device=x.device
+    )
+    return webtorch.cat([x, zeros], dim)
+
+
+def _gathered(x: Tensor, at: _Level, dim: int) -> Tensor:
+    """Return the whole of a dim of which each process has a chunk."""
+    part = _padded(x, dim, at.chunk(dim)).movedim(dim, 0).contiguous()
+    shape = (part.shape[0] * at.count, *part.shape[1:])
+    out = webtorch.empty(shape, dtype=x.dtype, device=x.device)
+    collectives.all_gather_into_tensor(out, part, at.group)
+    return out.movedim(0, dim).narrow(dim, 0, at.sizes[dim]).contiguous()
+
+
+def _reduced(x: Tensor, at: _Level, kind: Partial) -> Tensor:
+    """Return what all have, reduced."""
+    if isinstance(kind, _NormPartial):
+        return _reduced(x.abs() ** kind.norm_type, at, Partial()) ** (1 / kind.norm_type)
+    out: Tensor = webtorch.clone(x, memory_format=webtorch.contiguous_format)
+    collectives.all_reduce(out, _REDUCTIONS[kind.reduce_op], at.group)
+    return out
+
+
+def _scattered(x: Tensor, at: _Level, kind: Partial, dim: int) -> Tensor:
+    """Return this process's chunk of what all have, reduced."""
+    chunk, (_, size) = at.chunk(dim), at.part(dim)
+    whole = _padded(x, dim, chunk * at.count).movedim(dim, 0).contiguous()
+    out = webtorch.empty((chunk, *whole.shape[1:]), dtype=x.dtype, device=x.device)
+    collectives.reduce_scatter_tensor(out, whole, _REDUCTIONS[kind.reduce_op], at.group)
+    return out.movedim(0, dim).narrow(dim, 0, size).contiguous()
+
+
+def _exchanged(x: Tensor, at: _Level, old: int, new: int) -> Tensor:
+    """Return a chunk of another dim than that of which each process has one."""
+    sent = _padded(_padded(x, old, at.chunk(old)), new, at.chunk(new) * at.count)
+    parts = webtorch.stack(sent.chunk(at.count, new)).contiguous()
+    out = webtorch.empty(parts.shape, dtype=x.dtype, device=x.device)
+    collectives.all_to_all_single(out, parts, group=at.group)
+    whole = webtorch.cat(list(out.unbind(0)), old).narrow(old, 0, at.sizes[old])
+    return whole.narrow(new, 0, at.part(new)[1]).contiguous()
+
+
+def _partitioned(x: Tensor, at: _Level, kind: Partial) -> Tensor:
+    """Return what reduces to what all have."""
+    if isinstance(kind, _NormPartial):
+        return x / at.count ** (1 / kind.norm_type)
+    if kind.reduce_op == "sum":
+        return x if at.rank == 0 else webtorch.zeros_like(x)
+    if kind.reduce_op == "product":
+        return x if at.rank == 0 else webtorch.ones_like(x)
+    return x
+
+
+def _step(x: Tensor, at: _Level, src: Placement, dst: Placement) -> Tensor:
+    """Return a part as it lies by another placement along one dimension of the mesh."""
+    if isinstance(src, Shard):
+        if isinstance(dst, Shard):
+            return _exchanged(x, at, src.dim, dst.dim)
+        x = _gathered(x, at, src.dim)
+    elif isinstance(src, Partial):
+        if isinstance(dst, Shard) and not isinstance(src, _NormPartial):
+            return _scattered(x, at, src, dst.dim)
+        x = _reduced(x, at, src)
+    if isinstance(dst, Shard):
+        return x.narrow(dst.dim, *at.part(dst.dim)).contiguous()
+    return _partitioned(x, at, dst) if isinstance(dst, Partial) else x
+
+
+def _splits(p: Placement, q: Placement) -> bool:
+    """Whether two placements split the same dim."""
+    return isinstance(p, Shard) and isinstance(q, Shard) and p.dim == q.dim
+
+
+def _goes_apart(now: Sequence[Placement], dst: Sequence[Placement], i: int) -> bool:
+    """Whether a chunk must become the whole before the placements along other dimensions of the mesh change."""
+    if now[i] == dst[i]:
+        # What splits a dim further on is within what has split it.
+        return any(
+            now[j] != dst[j] and (_splits(now[i], now[j]) or _splits(now[i], dst[j]))
+            for j in range(i)
+        )
+    others = [p for j in range(len(dst)) if j != i for p in (now[j], dst[j])]
+    alone = not any(_splits(p, q) for p in (now[i], dst[i]) for q in others)
+    return not (isinstance(dst[i], Shard) and alone)
+
+
+def redistribute_local(
+    x: Tensor, mesh: DeviceMesh, shape: Sequence[int], src: Placements, dst: Placements
+) -> Tensor:
+    """Return this process's part by other placements, without gradients."""
+    at = mesh.get_coordinate()
+    if src == dst or at is None:
+        return x
+    now = list(src)
+
+    def go(i: int, to: Placement) -> Tensor:
+        """Return the part after one dimension of the mesh has changed."""
+        # As they are before this dimension splits one.
+        sizes, _ = local_layout(shape, mesh, now[:i], at)
+        found = _step(x, _Level(mesh, i, tuple(sizes)), now[i], to)
+        now[i] = to
+        return found
+
+    for i in range(mesh.ndim):
+        # First what makes nothing larger.
+        if isinstance(now[i], Partial) and isinstance(dst[i], Replicate):
+            x = go(i, REPLICATE)
+    for i in reversed(range(mesh.ndim)):
+        if isinstance(now[i], Shard) and _goes_apart(now, dst, i):
+            x = go(i, REPLICATE)
+    for i in range(mesh.ndim):
+        if now[i] != dst[i]:
+            x = go(i, dst[i])
+    return x
+
+
+@dataclass(frozen=True)
+class _Way:
+    """From where to where parts go, and how their gradients come back."""
+
+    mesh: DeviceMesh
+    shape: tuple[int, ...]
+    src: Placements
+    dst: Placements
+    gradient: Placements
+
+    @property
+    def factor(self) -> float:
+        """What a gradient is multiplied with: a mean is of parts that have their share of it."""
+        found = 1.0
+        for i, (p, q) in enumerate(zip(self.src, self.dst, strict=True)):
+            found /= self.mesh.size(i) if p.is_partial("avg") and p != q else 1
+            found *= self.mesh.size(i) if q.is_partial("avg") and p != q else 1
+        return found
+
+
+class _Moved(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, way: _Way) -> Tensor:
+        """Return the part by other placements."""
+        ctx.way = way
+        out = redistribute_local(x, way.mesh, way.shape, way.src, way.dst)
+        return out.view_as(out) if out is x else out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        """Return the gradient as the part lies."""
+        way: _Way = ctx.way
+        back = move(g, way.mesh, way.shape, way.gradient, for_gradient(way.src))
+        return (back if way.factor == 1.0 else back * way.factor), None
+
+
+def move(
+    x: Tensor,
+    mesh: DeviceMesh,
+    shape: Sequence[int],
+    src: Placements,
+    dst: Placements,
+    gradient: Placements | None = None,
+) -> Tensor:
+    """Return this process's part by other placements. Its gradient comes as `gradient` says, which is `for_gradient` of
+    `dst` if it is not given.
+    """
+    plain = for_gradient(dst)
+    gradient = plain if gradient is None else gradient
+    if not (mode.grad and x.requires_grad):
+        return redistribute_local(x, mesh, shape, src, dst)
+    if src == dst and gradient == plain:
+        return x
+    now = src
+    for i, p in enumerate(src):
+        if isinstance(p, Partial) and p != dst[i] and not _is_linear(p):
+            x = _resolved(x, mesh, shape, now, i)
+            now = (*now[:i], REPLICATE, *now[i + 1 :])
+    if now == dst and gradient == plain:
+        return x
+    moved: Tensor = _Moved.apply(x, _Way(mesh, tuple(shape), now, dst, gradient))
+    return moved
+
+
+def _is_linear(p: Partial) -> bool:
+    return not isinstance(p, _NormPartial) and p.reduce_op in ("sum", "avg")
+
+
+def _resolved(
+    x: Tensor, mesh: DeviceMesh, shape: Sequence[int], src: Placements, i: int
+) -> Tensor:
+    """Reduce along a dimension of the mesh what is no sum, so that the part that counted has the gradient."""
+    kind, dst = src[i], (*src[:i], REPLICATE, *src[i + 1 :])
+    assert isinstance(kind, Partial)
+    sums = (*src[:i], Partial(), *src[i + 1 :])
+    if isinstance(kind, _NormPartial):
+        power = move(x.abs() ** kind.norm_type, mesh, shape, sums, dst)
+        return power ** (1 / kind.norm_type)
+    with webtorch.no_grad():
+        out = redistribute_local(x.detach(), mesh, shape, src, dst)
+        if kind.reduce_op == "product":
+            share = out / x.detach()
+        else:
+            first = (x.detach() == out).to(x.dtype)
+            share = first / redistribute_local(first, mesh, shape, sums, dst)
+    shared: Tensor = _Shared.apply(x, out, share)
+    return shared
+
+
+class _Shared(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, out: Tensor, share: Tensor) -> Tensor:
+        """Return what all have, reduced."""
+        ctx.save_for_backward(share)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        """Return this part's share of the gradient."""
+        return g * ctx.saved_tensors[0], None, None
