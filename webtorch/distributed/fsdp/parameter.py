@@ -355,7 +355,7 @@ class FSDPParam:
             shard.grad = DTensor(mine, self._spec, requires_grad=False)
         else:
             shard.grad._local_tensor += mine
-        for hook in list((shard._post_accumulate or {}).values()):
+        for hook in list((shard._local_tensor._post_accumulate or {}).values()):
             hook(shard)
 
     def __repr__(self) -> str:
