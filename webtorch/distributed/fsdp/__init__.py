@@ -1,10 +1,10 @@
 """`torch.distributed.fsdp`: modules whose parameters, gradients and optimizer states are sharded over processes.
 
-    from webtorch.distributed.fsdp import fully_shard
+from webtorch.distributed.fsdp import fully_shard
 
-    for layer in model.layers:
-        fully_shard(layer)
-    fully_shard(model)
+for layer in model.layers:
+    fully_shard(layer)
+fully_shard(model)
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The names of PyTorch's older FullyShardedDataParallel, which programs import beside `fully_shard`: what they make says
-what to use instead. isinstance of such a class is always false.
+"""The names of PyTorch's older FullyShardedDataParallel, which programs import beside `fully_shard`.
+
+Their objects say what to use instead. isinstance of such a class is always false.
 """
 
 from __future__ import annotations

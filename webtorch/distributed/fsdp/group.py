@@ -362,7 +362,9 @@ class FSDPParamGroup:
         # Replicas and hooks read what has come: one group's is under way while the next is computed.
         self.comm_ctx.settle(leave=1)
 
-    def _reduce_scatter(self, flat: Tensor, dtype: DType, op: ReduceOp, group: ProcessGroup) -> Tensor:
+    def _reduce_scatter(
+        self, flat: Tensor, dtype: DType, op: ReduceOp, group: ProcessGroup
+    ) -> Tensor:
         if group.size() == 1:
             return flat
         size, comm = (flat.shape[0] // group.size(),), self._reduce_scatter_comm

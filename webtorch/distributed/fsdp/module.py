@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, cast, overload
 
-from webtorch.distributed.group import ProcessGroup
 from webtorch.distributed.device_mesh import DeviceMesh
 from webtorch.distributed.fsdp.group import FSDPParamGroup
 from webtorch.distributed.fsdp.meshes import (
@@ -26,6 +25,7 @@ from webtorch.distributed.fsdp.policy import (
     ReduceScatter,
 )
 from webtorch.distributed.fsdp.state import FSDPState, _get_module_fsdp_state
+from webtorch.distributed.group import ProcessGroup
 from webtorch.distributed.tensor import DTensor
 from webtorch.distributed.world import get_process_group_ranks, new_group
 from webtorch.functions import public as webtorch
@@ -250,9 +250,7 @@ fully_shard.state = _get_module_fsdp_state  # type: ignore[attr-defined]
 
 
 def _no_deepcopy(*_: object, **__: object) -> NoReturn:
-    raise AssertionError(
-        "FSDP does not support deepcopy. Please use state dict for serialization."
-    )
+    raise AssertionError("FSDP does not support deepcopy. Please use state dict for serialization.")
 
 
 class UnshardHandle:
@@ -423,9 +421,7 @@ class FSDPModule:
                 f"max_input_buffers must be an int, got {type(max_input_buffers).__name__}"
             )
         if max_input_buffers < 1:
-            raise ValueError(
-                f"max_input_buffers must be a positive int, got {max_input_buffers}"
-            )
+            raise ValueError(f"max_input_buffers must be a positive int, got {max_input_buffers}")
 
     def set_separate_reduce_scatter_group(
         self, enable: bool = True, *, recurse: bool = True

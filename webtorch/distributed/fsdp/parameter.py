@@ -1,7 +1,7 @@
 """A parameter of a sharded module: its shard, a DTensor, and the whole of it while that is gathered.
 
-The whole has one storage for as long as the module lives, whose value comes with each gathering and goes after use. What
-forward has saved of it for the backward pass is that storage, so backward reads what has been gathered by then.
+The whole has one storage for as long as the module lives, whose value comes with each gathering and goes after use.
+What forward has saved of it for the backward pass is that storage, so backward reads what has been gathered by then.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ class FSDPParam:
             mine = data.new_empty(tuple(self.sharded_size))
         if self.offload_to_cpu and not mine.is_meta:
             mine = mine.cpu()
-        self.sharded_param = Parameter(DTensor(mine, self._spec, requires_grad=False), param.requires_grad)
+        self.sharded_param = Parameter(
+            DTensor(mine, self._spec, requires_grad=False), param.requires_grad
+        )
         self._register(self.sharded_param)
 
     def _init_spec(self, param: Parameter, placement: Shard) -> Tensor:

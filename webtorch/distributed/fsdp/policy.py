@@ -1,4 +1,4 @@
-"""What a user says of a sharded module: types of values, where shards lie, and how they are sent. Imports nothing above."""
+"""What a user says of a sharded module: types of values, where shards lie, and how they are sent."""
 
 from __future__ import annotations
 

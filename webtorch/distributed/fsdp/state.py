@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from webtorch.distributed.fsdp.group import FSDPCommContext, FSDPParamGroup, TrainingState
@@ -15,7 +14,7 @@ from webtorch.ir.lines import user_depth
 from webtorch.nn.module import Module
 from webtorch.tensors.engine import queue_callback
 from webtorch.tensors.function import Function
-from webtorch.tensors.modes import is_grad_enabled, mode
+from webtorch.tensors.modes import is_grad_enabled
 from webtorch.tensors.tensor import Tensor
 
 _VIEW = (
