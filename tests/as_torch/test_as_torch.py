@@ -251,7 +251,7 @@ def test_imports_and_idioms_of_pytorch_programs(tmp_path: Path) -> None:
         ("from torch.nn import Linearr", "ImportError", "The nearest that exists is torch.nn.Linear."),
         ("import torch; torch.saddmm", "AttributeError", "{file}:1: PyTorch has it, webtorch does not"),
         ("import torch; torch.ops.aten.x", "AttributeError", "'_OpNamespace' 'aten' object has no attribute 'x'"),
-        ("import torch.distributed.tensor as t; t.DTensor()", "RuntimeError", "real PyTorch's device"),
+        ("import torch.distributed.checkpoint as t; t.FileSystemReader()", "RuntimeError", "real PyTorch's device"),
         ("from torch.distributed.fsdp import Nothing", "ImportError", "real PyTorch's device"),
     ],
 )  # fmt: skip

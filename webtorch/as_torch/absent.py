@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 _PROCESSES = (
-    "webtorch has the collectives of torch.distributed and DistributedDataParallel; sharded tensors and modules are "
+    "webtorch has the collectives of torch.distributed, DistributedDataParallel and DTensor; what is built on these is "
     "there for real PyTorch's device 'webgpu'"
 )
 QUANTIZED = "webtorch has no quantised tensors; webtorch.nn.quantized.quantize_ packs the weights of linear layers"

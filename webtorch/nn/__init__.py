@@ -30,6 +30,7 @@ from webtorch.nn.transformer import *  # noqa: F403
 from webtorch.nn.vision import *  # noqa: F403
 
 from webtorch.nn import modules  # isort: skip  (it reads the files above)
+from webtorch.tensors import above as _above
 from webtorch.tensors.absent import missing_names as _missing_names
 
 __all__ = [
@@ -57,4 +58,5 @@ __all__ += sorted(
     if name not in __all__ and not name.startswith("_") and not hasattr(value, "__spec__")
 )
 
+_above.give(layer=lambda name: globals()[name])
 __getattr__ = _missing_names(__name__, "nn")

@@ -46,6 +46,8 @@ class Adafactor(Optimizer):
         "1/d": lambda group: 1 / group["d"],
     }
 
+    _by_element = False
+
     def __init__(
         self,
         params: object,

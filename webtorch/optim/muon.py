@@ -42,6 +42,8 @@ class Muon(Optimizer):
         "c": lambda group: group["ns_coefficients"][2],
     }
 
+    _by_element = False
+
     def __init__(
         self,
         params: object,

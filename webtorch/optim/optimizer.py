@@ -28,6 +28,7 @@ from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.gradients import clear_grads
 from webtorch.optim.states import StateDict, States, plain_of, values_of
 from webtorch.runtime.interrupt import whole
+from webtorch.tensors.base import wraps
 from webtorch.tensors.formats import strided
 from webtorch.tensors.handle import Hook, RemovableHandle, add_hook
 from webtorch.tensors.host import Watched, bindings, host_scalar, make_before, options_in, tracing
@@ -195,7 +196,10 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
                         f"but got {changed}."
                     )
                 args, kwargs = changed
-        backends = {p._storage.runtime.backend for g in self.param_groups for p in g["params"]}
+        # What wraps others has no memory.
+        params = [p for group in self.param_groups for p in group["params"]]
+        params = [getattr(p, "_local_tensor", p) if wraps(p) else p for p in params]
+        backends = {p._storage.runtime.backend for p in params}
         stops = any(backend.stops for backend in backends)
         last = _Last(self) if stops and not tracing.active else None
         found_inf = self.__dict__.get("found_inf")
@@ -218,7 +222,6 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
         for hook in chain(self._optimizer_step_post_hooks.values(), _global_post_hooks.values()):
             hook(self, args, kwargs)
         # One step is one program: recorded work does not pile up, and the cache sees it whole.
-        params = [param for group in self.param_groups for param in group["params"]]
         try:
             realize(*params)
             for backend in backends:
@@ -305,6 +308,8 @@ class Optimizer:
     _takes_sparse: ClassVar[bool] = False
     _no_sparse: ClassVar[str] = "{} does not support sparse gradients"
     _takes_complex: ClassVar[bool] = True
+    # Whether each element's step is its own; else what lies in parts is gathered for a step.
+    _by_element: ClassVar[bool] = True
     # State that does not begin as zero: the number, or the name of the option, that it begins as.
     _beginnings: ClassVar[dict[str, float | str]] = {}
     # PyTorch's lists of a step -> what they have of each state, in the order of `_init_group`; and what that returns.
@@ -650,36 +655,49 @@ class Optimizer:
                     self.state[param][key] = value
 
     def _update_real(self, group: Group) -> None:
-        """Change the parameters of one group; complex ones as pairs of real numbers, as PyTorch does."""
+        """Change the parameters of one group: complex ones as pairs of real numbers, as PyTorch does, and those that lie
+        in parts (`DTensor`) by the parts of this process.
+        """
         given = group["params"]
-        if not any(p.dtype.is_complex for p in given):
+        seen = [self._seen(p) for p in given]
+        if all(map(is_, seen, given)):
             self._update(group)
             return
-        if not self._takes_complex:
-            raise RuntimeError(f"{type(self).__name__} does not support complex parameters")
-        seen = [webtorch.view_as_real(p.detach()) if p.dtype.is_complex else p for p in given]
         both = [(p, v) for p, v in zip(given, seen, strict=True) if p is not v]
+        states = []
         for param, view in both:
-            view._grad = None if param.grad is None else webtorch.view_as_real(param.grad)
-            state = self.state.pop(param, {})
-            self.state[view] = {
-                k: webtorch.view_as_real(x) if isinstance(x, Tensor) and x.is_complex() else x
-                for k, x in state.items()
-            }
+            states.append(state := self.state.pop(param, {}))
+            self.state[view] = {k: self._seen(x) if isinstance(x, Tensor) else x for k, x in state.items()}
         group["params"] = seen
         try:
-            self._update(group)
+            self._update_real(group) if any(v.dtype.is_complex for v in seen) else self._update(group)
         finally:
             group["params"] = given
-            for param, view in both:
-                state = self.state.pop(view)
+            for (param, view), before in zip(both, states, strict=True):
+                state = self.state.pop(view, {})
+                if wraps(param) and not self._by_element:
+                    param.copy_(param._of_whole(view))  # type: ignore[attr-defined]
                 if state:
                     self.state[param] = {
-                        k: webtorch.view_as_complex(x)
-                        if isinstance(x, Tensor) and x._shape == view._shape
-                        else x
+                        k: _as_given(param, view, before.get(k), x) if isinstance(x, Tensor) else x
                         for k, x in state.items()
                     }
+
+    def _seen(self, x: Tensor) -> Tensor:
+        """Return what a step sees of a parameter or its state."""
+        if wraps(x) and hasattr(x, "_local_tensor"):
+            if self._by_element:
+                return x._local_tensor  # type: ignore[no-any-return]
+            whole: Tensor = x.full_tensor().detach()  # type: ignore[attr-defined]
+            whole._grad = None if x.grad is None else x.grad.full_tensor()  # type: ignore[attr-defined]
+            return whole
+        if not x.dtype.is_complex:
+            return x
+        if not self._takes_complex:
+            raise RuntimeError(f"{type(self).__name__} does not support complex parameters")
+        view: Tensor = webtorch.view_as_real(x.detach())
+        view._grad = None if x.grad is None else webtorch.view_as_real(x.grad)
+        return view
 
     def _gradients(self, group: Group) -> list[tuple[Tensor, Tensor]]:
         """Return (parameter, gradient to descend) of those that have one."""
@@ -898,6 +916,18 @@ def _moved(param: Tensor, value: object) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(_moved(param, one) for one in value)
     return value
+
+
+def _as_given(param: Tensor, view: Tensor, before: object, x: Tensor) -> Tensor:
+    """Return a state of what a step has seen of a parameter as one of the parameter."""
+    if x._shape != view._shape or (not x._shape and x is not getattr(before, "_local_tensor", None)):
+        return x
+    if not wraps(param):
+        return webtorch.view_as_complex(x)
+    if view is not param._local_tensor:  # type: ignore[attr-defined]
+        return param._of_whole(x)  # type: ignore[no-any-return, attr-defined]
+    known = getattr(before, "_local_tensor", None) is x
+    return before if known else param._like(x)  # type: ignore[return-value, attr-defined]
 
 
 # What there is only where an option of the group says so.

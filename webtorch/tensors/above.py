@@ -18,6 +18,7 @@ _ROOMS = {
     "asked_for_kernels": "webtorch.aten.parts",
     "compile": "webtorch.capture",
     "run_rule": "webtorch.aten.dispatch",
+    "layer": "webtorch.nn",
     "empty_sparse": "webtorch.sparse",
     "sparse_mask": "webtorch.sparse",
     "smm": "webtorch.sparse",

@@ -7,7 +7,7 @@ Functions of `webtorch` take DTensors, and send what must be sent.
 """
 
 from webtorch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from webtorch.distributed.tensor import calls as _calls
+from webtorch.distributed.tensor import lookups as _lookups
 from webtorch.distributed.tensor.distribute import (
     distribute_module,
     distribute_tensor,
@@ -25,4 +25,4 @@ __all__ = [
     "DTensor", "DeviceMesh", "Partial", "Placement", "Replicate", "Shard", "distribute_module", "distribute_tensor",
     "empty", "full", "init_device_mesh", "ones", "rand", "randn", "zeros",
 ]  # fmt: skip
-del _calls
+del _lookups

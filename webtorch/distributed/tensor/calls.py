@@ -87,7 +87,7 @@ def answer(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
         raise NotImplementedError(
             f"{name_of(func)}: there is no rule for a DTensor; call it with to_local() or full_tensor()"
         )
-    return _Call(func, callee, args, kwargs).run()
+    return Calls(func, callee, args, kwargs).run()
 
 
 answer_calls(answer)
@@ -121,7 +121,7 @@ def _seen(x: Tensor, g: Tensor | None) -> Tensor | None:
     return wrapped(g, spec.mesh, for_gradient(spec.placements), spec.shape)
 
 
-class _Call:
+class Calls:
     """One call of an operation."""
 
     def __init__(self, func: Callable[..., Any], callee: Callee, args: Args, kwargs: Kwargs) -> None:
@@ -130,6 +130,7 @@ class _Call:
         self.tensors = [x for x in flat((*args, *kwargs.values())) if isinstance(x, Tensor)]
         first = next(x for x in self.tensors if isinstance(x, DTensor))
         self.mesh: DeviceMesh = first._spec.mesh
+        self.is_loss = self.entry is not None and "reduction" in self.entry.signature
         self.written = _is_written(callee.name)
         if "out" in kwargs and kwargs["out"] is not None:
             self.tensors = [x for x in self.tensors if x is not kwargs["out"]]
@@ -142,7 +143,7 @@ class _Call:
                 raise RuntimeError(
                     f"{self.callee.name}: got DTensors on different meshes, {self.mesh} and {x._spec.mesh}"
                 )
-        elif x.numel() != 1 and not _state.implicit:
+        elif x.numel() != 1 and not state.implicit and not (state.losses and self.is_loss):
             raise RuntimeError(
                 f"{self.callee.name}: got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to DTensor "
                 "before calling distributed operators! Please see "
@@ -150,7 +151,7 @@ class _Call:
                 "more details."
             )
 
-    def _placements(self, x: Tensor) -> Placements:
+    def placements(self, x: Tensor) -> Placements:
         return x._spec.placements if isinstance(x, DTensor) else (R,) * self.mesh.ndim
 
     def _part(self, x: Tensor, to: Placements, gradient: Placements | None = None) -> Tensor:
@@ -187,7 +188,7 @@ class _Call:
             if found is not NotImplemented:
                 return found
         if split is not None:
-            operands = [Operand(tuple(x.shape), self._placements(x)) for x in self.tensors]
+            operands = [Operand(tuple(x.shape), self.placements(x)) for x in self.tensors]
             choice = choose(split, operands, self.mesh, self.written)
             if choice is not None:
                 return self._split_up(split, choice)
@@ -202,15 +203,17 @@ class _Call:
         if isinstance(entry, Elementwise) or entry.splits is aligned:
             split = aligned({"": self.tensors})
             return Split(split.operands, split.results, linear=_linear(self, entry))
-        arguments = self._arguments(entry)
+        arguments = self.arguments()
         return None if arguments is None else entry.splits(arguments)
 
-    def _arguments(self, entry: Op) -> dict[str, Any] | None:
+    def arguments(self) -> dict[str, Any] | None:
         """Return the arguments by name, in the order of the call's."""
         args = self.args
         if self.callee.name.startswith("__r"):
             args = (args[1], args[0], *args[2:])
-        assert isinstance(entry, Composite)
+        entry = self.entry
+        if not isinstance(entry, Composite):
+            return None
         named = {entry.other_names.get(k, k): v for k, v in self.kwargs.items()}
         try:
             bound = entry.parameters.bind(*args, **named)
@@ -364,7 +367,7 @@ class _Call:
     def _made(self, entry: Op) -> Any:
         """Make a tensor like an operand, which lies as that does, or a new one of the whole's sizes, in all processes."""
         x = self.tensors[0]
-        lies = tuple([R if isinstance(p, Partial) else p for p in self._placements(x)])
+        lies = tuple([R if isinstance(p, Partial) else p for p in self.placements(x)])
         like = webtorch.empty(tuple(x.shape), dtype=x.dtype, device="meta")
         if len(self.tensors) > 1:
             return self._whole()
@@ -381,7 +384,7 @@ class _Call:
         whole = webtorch.empty(tuple(x.shape), dtype=x.dtype, device=x._local_tensor.device)
         if any(y is not x for y in self.tensors) or not self.written and not self.callee.name.endswith("_like"):
             return self._whole()
-        lies, every = self._placements(x), (R,) * self.mesh.ndim
+        lies, every = self.placements(x), (R,) * self.mesh.ndim
         drawn = self._call({id(x): whole})
         part = redistribute_local(drawn, self.mesh, x.shape, every, lies)
         if not self.written:
@@ -393,9 +396,26 @@ class _Call:
 class _State:
     # Whether plain tensors are taken as replicas (`implicit_replication`).
     implicit = False
+    # Whether losses take targets that are plain tensors (`loss_parallel`).
+    losses = False
 
 
-_state = _State()
+state = _State()
+
+
+# What an equation of labels does not say, by entries.
+_SPECIAL: dict[str, Callable[[Calls], Any]] = {}
+
+
+def specially(name: str) -> Callable[[Callable[[Calls], Any]], Callable[[Calls], Any]]:
+    """Say how calls of an entry are computed; what gives NotImplemented goes the usual way."""
+
+    def note(function: Callable[[Calls], Any]) -> Callable[[Calls], Any]:
+        """Note the function."""
+        _SPECIAL[name] = function
+        return function
+
+    return note
 
 
 def _spread(entry: Op, name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -455,7 +475,7 @@ def mapped(out: Any, of: Callable[[Tensor], Any]) -> Any:
 # ---- linearity
 
 
-def _linear(call: _Call, entry: Op) -> tuple[frozenset[int], ...]:
+def _linear(call: Calls, entry: Op) -> tuple[frozenset[int], ...]:
     """Return the groups of operands in which an elementwise operation is linear together."""
     if call.callee.name.startswith("_to_") or entry.splits is not aligned:
         return (frozenset((0,)),)
@@ -501,6 +521,3 @@ def _linear_slots(op: Elementwise) -> tuple[frozenset[int], bool]:
 def _has_slope(op: Elementwise, slot: int) -> bool:
     """Whether the derivative is not zero everywhere, as that of a step is."""
     return slope_kind(op, slot) != "zero"
-
-
-_SPECIAL: dict[str, Callable[[_Call], Any]] = {}

@@ -378,11 +378,18 @@ class DTensor(Tensor):
         if isinstance(other, DTensor):
             kwargs["other"] = other._local_tensor
         local = self._local_tensor.to(*args, **kwargs)
-        return self if local is self._local_tensor else self._wrap_typed(local)
+        return self if local is self._local_tensor else self._like(local)
 
-    def _wrap_typed(self, local: Tensor) -> DTensor:
+    def _like(self, local: Tensor) -> DTensor:
+        """Return a DTensor of another part, of any type, that lies as this one's does."""
         spec = self._spec
         return wrapped(local, spec.mesh, spec.placements, spec.shape, spec.stride)
+
+    def _of_whole(self, x: Tensor) -> DTensor:
+        """Return a DTensor of a whole that all processes have, which lies as this one does."""
+        spec = self._spec
+        part = move(x, spec.mesh, spec.shape, (Replicate(),) * spec.mesh.ndim, spec.placements)
+        return self._like(part)
 
     # ---- as an object
 
