@@ -188,15 +188,21 @@ def cases(torch: Any, mesh: Any) -> Iterator[tuple[str, Any]]:
             # Each operand in each way, the others replicated, and all alike.
             first = [w[0] for w in [ways(torch, x) for x in values]]
             some = [
-                (*first[:i], w, *first[i + 1 :]) for i, x in enumerate(values) for w in ways(torch, x)
+                (*first[:i], w, *first[i + 1 :])
+                for i, x in enumerate(values)
+                for w in ways(torch, x)
             ]
-            alike = [tuple([w[k] if k < len(w) else w[0] for w in [ways(torch, x) for x in values]]) for k in (1, 2)]
+            alike = [
+                tuple([w[k] if k < len(w) else w[0] for w in [ways(torch, x) for x in values]])
+                for k in (1, 2)
+            ]
             chosen = list(dict.fromkeys([*some, *alike]))
         for lies in chosen:
             title = f"{name}: {' '.join(map(str, lies))}"
             try:
                 given = [
-                    distribute_tensor(x, mesh, [p] * mesh.ndim) for x, p in zip(values, lies, strict=True)
+                    distribute_tensor(x, mesh, [p] * mesh.ndim)
+                    for x, p in zip(values, lies, strict=True)
                 ]
                 found, out = _run(torch, function, given, lambda x: x.full_tensor())
                 yield title, [found, str([str(p) for p in out.placements])]

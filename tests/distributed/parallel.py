@@ -148,7 +148,11 @@ def train(torch: Any, device: str, steps: int, mesh: Any, compiled: Any = None) 
         loss, norm = (x.full_tensor() if hasattr(x, "full_tensor") else x for x in taken())
         losses.append([loss.item(), norm.item()])
     weights = {
-        name: (p.full_tensor() if hasattr(p, "full_tensor") else p).detach().cpu().flatten().tolist()
+        name: (p.full_tensor() if hasattr(p, "full_tensor") else p)
+        .detach()
+        .cpu()
+        .flatten()
+        .tolist()
         for name, p in model.named_parameters()
     }
     return {"losses": losses, "weights": weights}

@@ -16,7 +16,7 @@ import pytest
 import webtorch as torch
 from tests.distributed.models import MODELS
 from tests.distributed.sharded import FOUR, TWO
-from webtorch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+from webtorch.distributed.fsdp import FullyShardedDataParallel
 
 
 def _processes(library: str, device: str, ranks: int, *rest: str) -> list[dict[str, Any]]:
@@ -85,5 +85,3 @@ def test_models_train_as_in_one_process(device: str, ranks: int, steps: int) -> 
 def test_the_older_ways_name_the_new_one() -> None:
     with pytest.raises(NotImplementedError, match="fully_shard"):
         FullyShardedDataParallel(torch.nn.Linear(2, 2))
-    with pytest.raises(NotImplementedError, match="fully_shard"):
-        MixedPrecision(param_dtype=torch.bfloat16)

@@ -45,9 +45,7 @@ from webtorch.tensors.tensor import Tensor
 def _chunk(x: Tensor) -> ChunkStorageMetadata:
     """Return which part of a whole tensor this process has."""
     if isinstance(x, DTensor):
-        sizes, offsets = compute_local_shape_and_global_offset(
-            x.shape, x.device_mesh, x.placements
-        )
+        sizes, offsets = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
         return ChunkStorageMetadata(Size(offsets), Size(sizes))
     return ChunkStorageMetadata(Size([0] * x.ndim), Size(x.shape))
 
@@ -116,9 +114,7 @@ def _part(value: Any, index: MetadataIndex) -> Any:
 # ---- saving
 
 
-def create_default_local_save_plan(
-    state_dict: dict[str, Any], is_coordinator: bool
-) -> SavePlan:
+def create_default_local_save_plan(state_dict: dict[str, Any], is_coordinator: bool) -> SavePlan:
     """Return all parts that this process has; who writes what several have is chosen later."""
     return SavePlan([_write_item(name, x) for name, x in state_dict.items() if _is_here(x)])
 
@@ -190,9 +186,7 @@ def _faults(plans: list[SavePlan], metadata: Metadata) -> list[str]:
             ]
         volume, parts = numel(whole.size), sum(numel(c.sizes) for c in whole.chunks)
         if len(plans) > 1 and parts != volume:
-            found.append(
-                f"key:{name} invalid fill tensor-volume: {volume} chunks-volume: {parts}"
-            )
+            found.append(f"key:{name} invalid fill tensor-volume: {volume} chunks-volume: {parts}")
     return found
 
 
@@ -310,7 +304,7 @@ def create_default_global_load_plan(all_plans: list[LoadPlan]) -> list[LoadPlan]
 
 
 class DefaultLoadPlanner(LoadPlanner):
-    """Each process reads what its parts need. `allow_partial_load`: entries that the checkpoint lacks stay as they are."""
+    """Each process reads what its parts need. `allow_partial_load`: entries that are missing stay as they are."""
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from webtorch.distributed.checkpoint.metadata import STATE_DICT_TYPE
@@ -50,7 +51,7 @@ def flatten_state_dict(state_dict: STATE_DICT_TYPE) -> tuple[STATE_DICT_TYPE, di
 def set_element(root: Any, path: Path, value: object) -> None:
     """Put a value in its place in nested dicts and lists, which are made where they are missing."""
     at = root
-    for key, following in zip(path, path[1:], strict=False):
+    for key, following in pairwise(path):
         if isinstance(at, list) and isinstance(key, int):
             at += [None] * (key + 1 - len(at))
             if at[key] is None:

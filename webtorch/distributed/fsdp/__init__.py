@@ -9,18 +9,7 @@ fully_shard(model)
 
 from __future__ import annotations
 
-from webtorch.distributed.fsdp.fully_sharded_data_parallel import (
-    BackwardPrefetch,
-    CPUOffload,
-    FullOptimStateDictConfig,
-    FullStateDictConfig,
-    FullyShardedDataParallel,
-    MixedPrecision,
-    ShardedOptimStateDictConfig,
-    ShardedStateDictConfig,
-    ShardingStrategy,
-    StateDictType,
-)
+from webtorch.distributed.fsdp.fully_sharded_data_parallel import FullyShardedDataParallel
 from webtorch.distributed.fsdp.module import (
     FSDPModule,
     UnshardHandle,
@@ -36,9 +25,6 @@ from webtorch.distributed.fsdp.policy import (
 )
 
 __all__ = [
-    "BackwardPrefetch", "CPUOffload", "CPUOffloadPolicy", "DataParallelMeshDims", "FSDPModule",
-    "FullOptimStateDictConfig", "FullStateDictConfig", "FullyShardedDataParallel", "MixedPrecision",
-    "MixedPrecisionPolicy", "OffloadPolicy", "ShardedOptimStateDictConfig", "ShardedStateDictConfig",
-    "ShardingStrategy", "StateDictType", "UnshardHandle", "fully_shard", "register_fsdp_forward_method",
-    "share_comm_ctx",
+    "CPUOffloadPolicy", "DataParallelMeshDims", "FSDPModule", "FullyShardedDataParallel", "MixedPrecisionPolicy",
+    "OffloadPolicy", "UnshardHandle", "fully_shard", "register_fsdp_forward_method", "share_comm_ctx",
 ]  # fmt: skip
