@@ -85,6 +85,8 @@ CASES: dict[str, Case] = {
     "addmm": (_f("addmm"), ((5,), M, (6, 5))),
     "baddbmm": (_f("baddbmm"), ((3, 4, 5), (3, 4, 6), (3, 6, 5))),
     "operator": (lambda t, x, y: x @ y, (M, (6, 5))),
+    "einsum of heads": (lambda t, x, y: t.einsum("bhld,bhmd->bhlm", x, y), ((2, 4, 3, 2), (2, 4, 5, 2))),
+    "norm of dims": (lambda t, x: x.norm(2, 1), (M,)),
     "einsum": (lambda t, x, y: t.einsum("ij,jk->ik", x, y), (M, (6, 5))),
     "attention": (_f("nn.functional.scaled_dot_product_attention"), ((2, 4, 6, 3), (2, 4, 6, 3), (2, 4, 6, 3))),
     "causal attention": (
@@ -120,6 +122,15 @@ CASES: dict[str, Case] = {
     "index_select": (lambda t, x, i: x.index_select(0, i), (U, ("i", (4,)))),
     "gather": (lambda t, x, i: x.gather(1, i), (M, ("i", M))),
     "index": (lambda t, x, i: x[i], (U, ("i", (4,)))),
+    # Images.
+    "conv2d": (
+        lambda t, x, w, b: t.nn.functional.conv2d(x, w, b, padding=1), ((4, 2, 5, 5), (4, 2, 3, 3), (4,))
+    ),
+    "conv1d of groups": (lambda t, x, w: t.nn.functional.conv1d(x, w, groups=2), ((4, 4, 6), (6, 2, 3))),
+    "max_pool2d": (lambda t, x: t.nn.functional.max_pool2d(x, 2), ((4, 2, 6, 6),)),
+    "avg_pool1d": (lambda t, x: t.nn.functional.avg_pool1d(x, 3), ((4, 2, 6),)),
+    "adaptive_avg_pool2d": (lambda t, x: t.nn.functional.adaptive_avg_pool2d(x, 2), ((4, 2, 6, 6),)),
+    "group_norm": (lambda t, x, w: t.nn.functional.group_norm(x, 2, w), ((4, 4, 5), (4,))),
     # Norms and losses.
     "layer_norm": (lambda t, x, w, b: t.nn.functional.layer_norm(x, (6,), w, b), (M, V, V)),
     "rms_norm": (lambda t, x, w: t.nn.functional.rms_norm(x, (6,), w), (M, V)),

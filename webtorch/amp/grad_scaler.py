@@ -19,6 +19,7 @@ from webtorch.dispatch.call import Args, Callee, Kwargs
 from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.tensors.autocast import restored, snapshot
+from webtorch.tensors.base import wraps
 from webtorch.tensors.host import RunAsUsual, host_scalar, tracing
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import as_one
@@ -164,7 +165,9 @@ class GradScaler:
         for each in grads.values():
             device = each[0].device
             inverse = None if inv_scale is None else inv_scale.to(device)
-            found[device] = as_one(_UNSCALE, each, inverse)
+            flag: Any = as_one(_UNSCALE, each, inverse)
+            # All processes that have parts of gradients decide alike.
+            found[device] = flag.full_tensor() if type(flag) is not Tensor and wraps(flag) else flag
         return found
 
     # -- stepping -------------------------------------------------------------------------------

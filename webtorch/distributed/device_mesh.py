@@ -77,7 +77,8 @@ class DeviceMesh:
             init_process_group()
         if len(self._ranks) > get_world_size():
             raise RuntimeError(
-                f"Mesh should not be bigger than default world size {get_world_size()}, but found {len(self._ranks)} ranks!"
+                f"Mesh should not be bigger than default world size {get_world_size()}, but found "
+                f"{len(self._ranks)} ranks!"
             )
         self._root: DeviceMesh = self
         # Which dimensions of the root each of these is; one that was flattened is several.
@@ -282,9 +283,7 @@ class DeviceMesh:
         for line in self._all_lines((dim,)):
             groups = [self.get_group(dim)] if get_rank() in line else []
             found.append(
-                DeviceMesh(
-                    self._device_type, line, mesh_dim_names=(mesh_dim_name,), _groups=groups
-                )
+                DeviceMesh(self._device_type, line, mesh_dim_names=(mesh_dim_name,), _groups=groups)
             )
         return found
 
@@ -335,9 +334,7 @@ class DeviceMesh:
         if isinstance(dim, str) and dim not in (self._names or ()):
             raise ValueError(f"dim {dim} specified in `_unflatten` is not in {self._names}")
         if len(mesh_sizes) != len(mesh_dim_names):
-            raise RuntimeError(
-                "mesh_dim_names must have same length as mesh_sizes in _unflatten!"
-            )
+            raise RuntimeError("mesh_dim_names must have same length as mesh_sizes in _unflatten!")
         at = self._dim(dim)
         if math.prod(mesh_sizes) != self._sizes[at]:
             raise ValueError(
@@ -369,9 +366,7 @@ class DeviceMesh:
         if isinstance(group, ProcessGroup):
             ranks = get_process_group_ranks(group)
             if values is not None and _flat(values) != ranks:
-                raise ValueError(
-                    f"Invalid mesh {mesh!s} for ProcessGroup with ranks {ranks}"
-                )
+                raise ValueError(f"Invalid mesh {mesh!s} for ProcessGroup with ranks {ranks}")
             return DeviceMesh(device_type, ranks, mesh_dim_names=mesh_dim_names, _groups=[group])
         groups = list(group)
         if not groups:
@@ -394,7 +389,10 @@ class DeviceMesh:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         _entered.meshes.pop()
 

@@ -63,7 +63,9 @@ def type_as(input: Tensor, other: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------
 
 
-@composite(splits=aligned, name="copy_", function_in=METHOD, torch="", example=Example(((3, 5), (5,))))
+@composite(
+    splits=aligned, name="copy_", function_in=METHOD, torch="", example=Example(((3, 5), (5,)))
+)
 def copy_(self: Tensor, src: Tensor, non_blocking: bool = False) -> Tensor:
     """Overwrite with the elements of `src`, broadcast, converted and moved to this tensor's device
     as needed.
@@ -111,7 +113,10 @@ def _replacing(old: object, shape: tuple[int, ...], values: Tensor) -> Tensor:
 
 @composite(
     splits=aligned,
-    name="fill_", function_in=(*METHOD, "torch"), torch="", example=Example(((3, 5),), (2.5,))
+    name="fill_",
+    function_in=(*METHOD, "torch"),
+    torch="",
+    example=Example(((3, 5),), (2.5,)),
 )
 def fill_(self: Tensor, value: Operand) -> Tensor:
     """Overwrite every element with one value (a number or a 0-d tensor)."""

@@ -192,7 +192,13 @@ def _mismatch(op: str, a: Tensor, b: Tensor) -> ShapeError:
     return ShapeError(text)
 
 
-@composite(splits=equation("mk,kn->mn"), autocast=LOWER, gradient_name="MmBackward0", direct=("mm",), aten=("mm",))
+@composite(
+    splits=equation("mk,kn->mn"),
+    autocast=LOWER,
+    gradient_name="MmBackward0",
+    direct=("mm",),
+    aten=("mm",),
+)
 def mm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the matrix product of (M, K) and (K, N)."""
     check_tensor("mm", "mat2", 2, mat2)
@@ -208,7 +214,13 @@ def mm(input: Tensor, mat2: Tensor) -> Tensor:
     return rows_times(input, mat2)
 
 
-@composite(splits=equation("bmk,bkn->bmn"), autocast=LOWER, gradient_name="BmmBackward0", direct=("bmm",), aten=("bmm",))
+@composite(
+    splits=equation("bmk,bkn->bmn"),
+    autocast=LOWER,
+    gradient_name="BmmBackward0",
+    direct=("bmm",),
+    aten=("bmm",),
+)
 def bmm(input: Tensor, mat2: Tensor) -> Tensor:
     """Return the products of (B, M, K) and (B, K, N), one for each of the B pairs."""
     check_tensor("bmm", "mat2", 2, mat2)
@@ -255,7 +267,12 @@ def mv(input: Tensor, vec: Tensor) -> Tensor:
     return product(input.unsqueeze(0), vec.reshape(1, vec.shape[0], 1)).reshape(input.shape[0])
 
 
-@composite(splits=equation("k,k->"), autocast=Autocast(gpu="promote"), gradient_name="DotBackward0", aten=("dot",))
+@composite(
+    splits=equation("k,k->"),
+    autocast=Autocast(gpu="promote"),
+    gradient_name="DotBackward0",
+    aten=("dot",),
+)
 def dot(input: Tensor, tensor: Tensor) -> Tensor:
     """Return the sum of the products of two vectors."""
     check_tensor("dot", "tensor", 2, tensor)
@@ -283,7 +300,12 @@ def dot(input: Tensor, tensor: Tensor) -> Tensor:
     return (input * tensor).sum(dtype=input.dtype)
 
 
-@composite(splits=equation("k,k->"), autocast=Autocast(gpu="promote"), gradient_name="VdotBackward0", aten=("vdot",))
+@composite(
+    splits=equation("k,k->"),
+    autocast=Autocast(gpu="promote"),
+    gradient_name="VdotBackward0",
+    aten=("vdot",),
+)
 def vdot(input: Tensor, other: Tensor) -> Tensor:
     """Return the sum of the products of two vectors (the first conjugated, if it is complex)."""
     return dot(conjugate(input), other)

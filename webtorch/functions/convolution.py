@@ -19,6 +19,7 @@ from webtorch.ops.layout import ChannelsLastAs
 from webtorch.ops.precision import to_type
 from webtorch.ops.primitive import as_view, conv2d_raw, fill, pad_with, unrounded
 from webtorch.ops.record import LOWER, NARROW_INTEGERS, Anew, Composite, P, R, composite
+from webtorch.ops.splits import of_convolution, of_images
 from webtorch.tensors.tape import attach, zeros_of
 from webtorch.tensors.tensor import Tensor
 
@@ -294,6 +295,7 @@ def ranked(
     function.__name__ = function.__qualname__ = title
     function.__doc__ = doc
     place = f"nn.functional.{title}"
+    fields.setdefault("splits", of_images(rank))
     return composite(family="contract", torch=place, **fields)(function)
 
 
@@ -321,6 +323,7 @@ def _convolution(rank: int, doc: str, **fields: object) -> Composite[..., Any]:
         rest = stride, padding, dilation, groups
         return _biased(f"conv{rank}d", rank, _convolve, input, weight, bias, *rest)
 
+    fields["splits"] = of_convolution(rank)
     return ranked("conv", rank, doc, function, **_CONVOLUTION, **fields)
 
 

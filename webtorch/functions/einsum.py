@@ -17,6 +17,7 @@ from webtorch.ops.record import (
     Operand,
     composite,
 )
+from webtorch.ops.splits import of_einsum
 from webtorch.tensors.tensor import Tensor
 
 # Subscript number n of the form with lists is letter n, which also is the order of implicit outputs.
@@ -24,6 +25,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 @composite(
+    splits=of_einsum,
     family="contract",
     function_in=("torch",),
     autocast=LOWER,

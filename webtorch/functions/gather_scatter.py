@@ -430,7 +430,13 @@ def gather_along(x: Tensor, dim: int, index: Tensor, op: str = "gather") -> Tens
     return movement.reshape(_take(source, tensors, op), result_shape)
 
 
-@composite(splits=along("dim"), overlap="none", gradient_name="GatherBackward0", once=True, values=_along("gather"))
+@composite(
+    splits=along("dim"),
+    overlap="none",
+    gradient_name="GatherBackward0",
+    once=True,
+    values=_along("gather"),
+)
 def gather(input: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
     """out[i][j][k] = input[index[i][j][k]][j][k] for dim 0, and so on: one element per element of `index`.
 
@@ -501,7 +507,10 @@ _OLD_REDUCTIONS = {"add": "add", "multiply": "mul"}
 
 @composite(
     splits=along("dim"),
-    inplace=True, gradient_name="ScatterBackward0", overlap="first", values=_along("scatter")
+    inplace=True,
+    gradient_name="ScatterBackward0",
+    overlap="first",
+    values=_along("scatter"),
 )
 def scatter(
     input: Tensor,

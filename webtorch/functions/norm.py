@@ -21,7 +21,7 @@ from webtorch.ops.elementwise import rsqrt, sqrt
 from webtorch.ops.layout import ChannelsLastAs, row_major
 from webtorch.ops.precision import is_short, to_type, widened
 from webtorch.ops.record import ANEW, WHOLE, Anew, Autocast, composite
-from webtorch.ops.splits import norm_over
+from webtorch.ops.splits import norm_over, of_examples
 from webtorch.tensors.modes import mode, transforms
 from webtorch.tensors.tensor import Tensor
 
@@ -188,6 +188,7 @@ def _check_channels(name: str, channels: int, **vectors: Any) -> None:
 
 
 @composite(
+    splits=of_examples,
     function_in=("torch", "nn.functional"),
     dtypes=FLOATS,
     autocast=Autocast(gpu="fp32"),
@@ -363,6 +364,7 @@ def batch_norm(
 
 
 @composite(
+    splits=None,
     function_in=FUNCTIONAL,
     dtypes=FLOATS,
     autocast=WHOLE,

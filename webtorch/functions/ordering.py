@@ -110,7 +110,9 @@ def _sorted(x: Tensor, dim: int, descending: bool) -> tuple[Tensor, Tensor]:
     return gather_scatter.gather_along(x, dim, order, "sort"), order
 
 
-@composite(splits=along("dim"), gradient_name="SortBackward0", ties=True, layout=of_first, overlap="whole")
+@composite(
+    splits=along("dim"), gradient_name="SortBackward0", ties=True, layout=of_first, overlap="whole"
+)
 def sort(input: Tensor, dim: int = -1, descending: bool = False, stable: bool = False) -> Sort:
     """(values, indices): the elements in order along `dim`, and where they were. Ties keep their order."""
     return Sort(*_sorted(input, dim, bool(descending)))

@@ -24,6 +24,7 @@ from webtorch.ops.record import (
     Example,
     composite,
 )
+from webtorch.ops.splits import of_images
 from webtorch.tensors.device import DeviceLike
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.switches import alert
@@ -290,6 +291,7 @@ def _max_pooling(rank: int, doc: str, example: Example, **fields: object) -> Com
         family="contract",
         function_in=FUNCTIONAL,
         torch=f"nn.functional.max_pool{rank}d_with_indices",
+        splits=of_images(rank),
         doc=f"Return the maxima of max_pool{rank}d and where they were.",
         example=example,
         layout=volumes_as_first if rank == 3 else ChannelsLastAs(0),
@@ -455,6 +457,7 @@ def _counted(pool: Pool, d: int, count_include_pad: bool) -> list[int]:
 
 @composite(
     family="contract",
+    splits=of_images(1),
     function_in=EVERYWHERE,
     refuses=NARROW_INTEGERS,
     gradient_name="SqueezeBackward1",

@@ -131,7 +131,12 @@ def chain_matmul(*matrices: Any) -> Tensor:
     return given[0] if len(given) == 1 else multi_dot(given)
 
 
-@composite(splits=along("dim"), function_in=("linalg",), gradient_name="LinalgCrossBackward0", overlap="none")
+@composite(
+    splits=along("dim"),
+    function_in=("linalg",),
+    gradient_name="LinalgCrossBackward0",
+    overlap="none",
+)
 def linalg_cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     """Return the vector products along `dim`, which must have size 3."""
     if input.ndim != other.ndim:

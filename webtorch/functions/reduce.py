@@ -67,7 +67,7 @@ from webtorch.ops.record import (
     return_type,
 )
 from webtorch.ops.reduction import is_nonzero_part, norm_slope, root
-from webtorch.ops.splits import reduces
+from webtorch.ops.splits import of_norm, reduces
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
@@ -385,7 +385,10 @@ def prod(
 
 @composite(
     splits=reduces("sum"),
-    family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), numpy="count_nonzero"
+    family="reduce",
+    differentiable=False,
+    samples=(((), {}), ((0,), {})),
+    numpy="count_nonzero",
 )
 def count_nonzero(input: Tensor, dim: Dims = None) -> Tensor:
     """Return how many elements are not zero, as int64."""
@@ -412,7 +415,11 @@ def _logical(name: str, x: Tensor, dim: Dims, keepdim: bool) -> Tensor:
 
 @composite(
     splits=reduces("max"),
-    family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask", numpy="any"
+    family="reduce",
+    differentiable=False,
+    samples=(((), {}), ((0,), {})),
+    out="mask",
+    numpy="any",
 )
 def any(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """Return whether one element is not zero; False of nothing."""
@@ -421,7 +428,11 @@ def any(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
 
 @composite(
     splits=reduces("min"),
-    family="reduce", differentiable=False, samples=(((), {}), ((0,), {})), out="mask", numpy="all"
+    family="reduce",
+    differentiable=False,
+    samples=(((), {}), ((0,), {})),
+    out="mask",
+    numpy="all",
 )
 def all(input: Tensor, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """Return whether no element is zero; True of nothing."""
@@ -674,6 +685,7 @@ def _p_norm(x: Tensor, p: float, dims: tuple[int, ...]) -> Tensor:
 
 
 @composite(
+    splits=of_norm,
     name="vector_norm",
     family="reduce",
     dtypes=FLOATS,
@@ -746,6 +758,7 @@ def vector_norm(
 
 
 @composite(
+    splits=of_norm,
     family="reduce",
     dtypes=FLOATS,
     samples=(((), {}), ((1, 0), {}), ((3.0, -1, True), {}), (("fro",), {})),

@@ -151,7 +151,13 @@ def flipped(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return copy(as_view(x, shape, turned, offset, vjp=flipped, args=(dims,), name="Flip"))
 
 
-@composite(splits=along("dims", moves=True), gradient_name="FlipBackward0", layout=of_first, aten=("flip",), traced=True)
+@composite(
+    splits=along("dims", moves=True),
+    gradient_name="FlipBackward0",
+    layout=of_first,
+    aten=("flip",),
+    traced=True,
+)
 def flip(input: Tensor, *args: object, dims: Sequence[int] | None = None) -> Tensor:
     """A copy with the order of elements along `dims` reversed."""
     wanted = sizes_of("flip", args, dims, "dims") if args != ((),) else ()

@@ -22,7 +22,7 @@ from webtorch.ir.expr import Expr
 from webtorch.ops.derive import derivative
 from webtorch.ops.layout import Layout, of_operands
 from webtorch.ops.splits import Rule as Splits
-from webtorch.ops.splits import along, aligned, reduces
+from webtorch.ops.splits import aligned, along, reduces
 
 if TYPE_CHECKING:
     from webtorch.tensors.tensor import Tensor

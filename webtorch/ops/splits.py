@@ -2,7 +2,7 @@
 
 A rule is given a call's arguments by name and says what it means as an equation: a label for each dim of each tensor,
 as in `einsum`. Where all that has a label is split there, the parts of the results are those of the operands' parts.
-A label that no result has is reduced, and its parts are still to be (`partial`). `webtorch.distributed.tensor` reads this.
+A label that no result has is reduced, and its parts are still to be (`partial`). `distributed.tensor` reads this.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def norm_over(name: str) -> Rule:
 def equation(text: str) -> Rule:
     """What `text` says, as in einsum: an operand for each of the first parameters, those that are no tensors left out.
 
-    Labels in upper case lie whole, "..." are dims that are broadcast, "*" are further dims that lie whole. An operand that
-    begins with "+" is added; with nothing behind it it is broadcast to the result.
+    Labels in upper case lie whole, "..." are dims that are broadcast, "*" are further dims that lie whole. An operand
+    that begins with "+" is added; with nothing behind it it is broadcast to the result.
     """
     left, _, right = text.partition("->")
     terms = left.split(",")
@@ -178,7 +178,7 @@ def equation(text: str) -> Rule:
             operands.append(tuple([
                 None if s == 1 and one else k for k, s, one in zip(every, x.shape, is_one, strict=True)
             ]))  # fmt: skip
-        whole = {k for ks in (*operands, result) for k in ks if isinstance(k, tuple)}
+        whole: set[object] = {k for ks in (*operands, result) for k in ks if isinstance(k, tuple)}
         whole |= {c for c in text if c.isupper()}
         factors = [frozenset((i,)) for i in range(len(operands)) if i not in added]
         linear = factors if not added else []
@@ -217,7 +217,9 @@ def stacks(arguments: Arguments) -> Split | None:
     labels: Labels = tuple(range(len(shapes[0])))
     at = arguments.get("dim", 0) % (len(labels) + 1)
     every = frozenset(range(len(shapes)))
-    return Split((labels,) * len(shapes), ((*labels[:at], None, *labels[at:]),), linear=(every,), moves=True)
+    return Split(
+        (labels,) * len(shapes), ((*labels[:at], None, *labels[at:]),), linear=(every,), moves=True
+    )
 
 
 def of_matmul(arguments: Arguments) -> Split | None:
@@ -277,3 +279,67 @@ def same(arguments: Arguments) -> Split | None:
     (x,) = tensors_in(arguments)
     labels = tuple(range(len(x.shape)))
     return Split((labels,), (labels,), linear=(frozenset((0,)),), moves=True)
+
+
+def of_images(rank: int) -> Rule:
+    """Examples and channels by themselves, of tensors with `rank` further dims, which lie whole."""
+
+    def rule(arguments: Arguments) -> Split | None:
+        """Return the call as an equation."""
+        shapes = [tuple(x.shape) for x in tensors_in(arguments)]
+        lead = shapes[0][: max(len(shapes[0]) - rank, 0)]
+        if any(len(s) != len(shapes[0]) or s[: len(lead)] != lead for s in shapes):
+            return None
+        labels = (*range(len(lead)), *[None] * rank)
+        return Split((labels,) * len(shapes), (labels,))
+
+    return rule
+
+
+def of_convolution(rank: int) -> Rule:
+    """Examples by themselves, and channels of the result where there are no groups."""
+
+    def rule(arguments: Arguments) -> Split | None:
+        """Return the call as an equation."""
+        x, _, *bias = tensors_in(arguments)
+        if len(x.shape) != rank + 2:
+            return None
+        inner: Labels = (None,) * (rank + 1)
+        out = "out" if arguments.get("groups", 1) == 1 else None
+        operands = (("n", *inner), (out, *inner), *[(out,) for _ in bias])
+        return Split(operands, (("n", out, *inner[1:]),))
+
+    return rule
+
+
+def of_examples(arguments: Arguments) -> Split | None:
+    """Examples of the first tensor by themselves; all else lies whole."""
+    x, *others = tensors_in(arguments)
+    labels: Labels = (0, *[None] * (len(x.shape) - 1))
+    return Split((labels, *[(None,) * len(o.shape) for o in others]), (labels,))
+
+
+def of_norm(arguments: Arguments) -> Split | None:
+    """A norm over the dims that `dim` says, or all: powers add up, extremes are extremes."""
+    order = arguments.get("ord", arguments.get("p"))
+    order = 2.0 if order in (None, "fro") else order
+    if not isinstance(order, (int, float)) or isinstance(order, bool):
+        return None
+    kinds = {0.0: "sum", float("inf"): "max", float("-inf"): "min"}
+    return reduces(kinds.get(float(order), f"norm {float(order)}"))(arguments)
+
+
+def of_einsum(arguments: Arguments) -> Split | None:
+    """What the text says, of operands without diagonals."""
+    text, *operands = arguments.get("args", (None,))
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = list(operands[0])
+    if not isinstance(text, str) or "->" not in text or text != text.lower():
+        return None
+    text = text.replace(" ", "")
+    terms = text.partition("->")[0].split(",")
+    if len(terms) != len(operands) or any(
+        len(set(t.replace(".", ""))) < len(t.replace(".", "")) for t in terms
+    ):
+        return None
+    return equation(text)({str(i): x for i, x in enumerate(operands)})

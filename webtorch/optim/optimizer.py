@@ -198,7 +198,7 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
                 args, kwargs = changed
         # What wraps others has no memory.
         params = [p for group in self.param_groups for p in group["params"]]
-        params = [getattr(p, "_local_tensor", p) if wraps(p) else p for p in params]
+        params = [_memory(p) for p in params]
         backends = {p._storage.runtime.backend for p in params}
         stops = any(backend.stops for backend in backends)
         last = _Last(self) if stops and not tracing.active else None
@@ -512,14 +512,14 @@ class Optimizer:
         return {place: kept_value(t) for place, t in self._written()}
 
     def _written(self) -> Iterator[tuple[tuple[int, str], Tensor]]:
-        """Iterate over the parameters with a gradient and their state."""
+        """Iterate over the parameters with a gradient and their state, of what lies in parts over this process's."""
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
-                    yield (id(param), ""), param
+                    yield (id(param), ""), _memory(param)
                     for name, value in self.state.get(param, {}).items():
                         if isinstance(value, Tensor):
-                            yield (id(param), name), value
+                            yield (id(param), name), _memory(value)
 
     def _beginning(self, place: tuple[int, str]) -> Any:
         """Return what a parameter's state begins as, before its first step."""
@@ -655,8 +655,8 @@ class Optimizer:
                     self.state[param][key] = value
 
     def _update_real(self, group: Group) -> None:
-        """Change the parameters of one group: complex ones as pairs of real numbers, as PyTorch does, and those that lie
-        in parts (`DTensor`) by the parts of this process.
+        """Change the parameters of one group: complex ones as pairs of real numbers, as PyTorch does, and those that
+        lie in parts (`DTensor`) by the parts of this process.
         """
         given = group["params"]
         seen = [self._seen(p) for p in given]
@@ -667,16 +667,20 @@ class Optimizer:
         states = []
         for param, view in both:
             states.append(state := self.state.pop(param, {}))
-            self.state[view] = {k: self._seen(x) if isinstance(x, Tensor) else x for k, x in state.items()}
+            self.state[view] = {
+                k: self._seen(x) if isinstance(x, Tensor) else x for k, x in state.items()
+            }
         group["params"] = seen
         try:
-            self._update_real(group) if any(v.dtype.is_complex for v in seen) else self._update(group)
+            self._update_real(group) if any(v.dtype.is_complex for v in seen) else self._update(
+                group
+            )
         finally:
             group["params"] = given
             for (param, view), before in zip(both, states, strict=True):
                 state = self.state.pop(view, {})
                 if wraps(param) and not self._by_element:
-                    param.copy_(param._of_whole(view))  # type: ignore[attr-defined]
+                    param.copy_(param._of_whole(view))
                 if state:
                     self.state[param] = {
                         k: _as_given(param, view, before.get(k), x) if isinstance(x, Tensor) else x
@@ -687,7 +691,7 @@ class Optimizer:
         """Return what a step sees of a parameter or its state."""
         if wraps(x) and hasattr(x, "_local_tensor"):
             if self._by_element:
-                return x._local_tensor  # type: ignore[no-any-return]
+                return x._local_tensor
             whole: Tensor = x.full_tensor().detach()  # type: ignore[attr-defined]
             whole._grad = None if x.grad is None else x.grad.full_tensor()  # type: ignore[attr-defined]
             return whole
@@ -918,14 +922,22 @@ def _moved(param: Tensor, value: object) -> Any:
     return value
 
 
+def _memory(x: Tensor) -> Tensor:
+    """Return what holds a tensor's values in this process."""
+    part: Tensor = getattr(x, "_local_tensor", x) if wraps(x) else x
+    return part
+
+
 def _as_given(param: Tensor, view: Tensor, before: object, x: Tensor) -> Tensor:
     """Return a state of what a step has seen of a parameter as one of the parameter."""
-    if x._shape != view._shape or (not x._shape and x is not getattr(before, "_local_tensor", None)):
+    if x._shape != view._shape or (
+        not x._shape and x is not getattr(before, "_local_tensor", None)
+    ):
         return x
     if not wraps(param):
         return webtorch.view_as_complex(x)
     if view is not param._local_tensor:  # type: ignore[attr-defined]
-        return param._of_whole(x)  # type: ignore[no-any-return, attr-defined]
+        return param._of_whole(x)  # type: ignore[attr-defined]
     known = getattr(before, "_local_tensor", None) is x
     return before if known else param._like(x)  # type: ignore[return-value, attr-defined]
 

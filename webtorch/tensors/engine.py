@@ -768,9 +768,12 @@ def pass_of(
             "transforms."
         )
     roots = _listed(tensors)
-    cotangents = _cotangents(
-        roots, _listed(grad_tensors) if grad_tensors is not None else [None] * len(roots)
-    )
+    given = _listed(grad_tensors) if grad_tensors is not None else [None] * len(roots)
+    for i, root in enumerate(roots):
+        if type(root) is not GradientEdge and wraps(root) and hasattr(root, "_as_root"):
+            # What lies in parts has the graph of its part.
+            roots[i], given[i] = root._as_root(given[i])
+    cotangents = _cotangents(roots, given)
     targets = None if inputs is None else _listed(inputs)
     if targets is not None and not targets:
         raise RuntimeError("`inputs` argument to `backward()` cannot be empty.")

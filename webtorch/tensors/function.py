@@ -23,6 +23,7 @@ from webtorch.dispatch.call import (
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import user_depth
 from webtorch.ops import primitive
+from webtorch.tensors.base import wraps
 from webtorch.tensors.batching import batch, place_of, unbatch
 from webtorch.tensors.device import device
 from webtorch.tensors.engine import Turn
@@ -205,6 +206,10 @@ class Function:
         if separate:
             args, kwargs = _with_defaults(cls.forward, args, kwargs), {}
         tensors = [a for a in args if isinstance(a, Tensor)]
+        for x in tensors:
+            if wraps(x) and hasattr(x, "_apply"):
+                # What lies in parts has the graph of its part.
+                return x._apply(cls, args, kwargs)
         if (
             mode.transforms or not all(v.plain for v in mode.vmaps)
         ) and not cls.__module__.startswith("webtorch."):

@@ -42,6 +42,8 @@ class _State(threading.local):
     asking = 0
     # Whether the next call asks nobody (`unasked`).
     skip = False
+    # Whether entries that a function calls ask, too (`asking_entries`).
+    entries = False
 
 
 state = _State()
@@ -78,6 +80,16 @@ def skipped() -> bool:
     """Whether a call asks nobody; the one after it does."""
     found, state.skip = state.skip, False
     return found
+
+
+@contextlib.contextmanager
+def asking_entries() -> Iterator[None]:
+    """A block in which the classes of arguments are asked about the entries of the table that a function is made of."""
+    before, state.entries = state.entries, True
+    try:
+        yield
+    finally:
+        state.entries = before
 
 
 class Switch:
@@ -223,6 +235,8 @@ class Override:
     def call(self, callee: Callee, run: Run, args: Args, kwargs: Kwargs) -> Any:
         """Return what the modes and classes make of a call, and what it gives where there are none."""
         public = askable().get(callee.public)
+        if public is None and state.entries and callee.op is not None:
+            public = Public(callee.public, callee.public, f"torch.{callee.name}")
         if public is None:
             return run(args, kwargs)
         if skipped():

@@ -7,6 +7,7 @@ Functions of `webtorch` take DTensors, and send what must be sent.
 """
 
 from webtorch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from webtorch.distributed.tensor import functions as _functions
 from webtorch.distributed.tensor import lookups as _lookups
 from webtorch.distributed.tensor.distribute import (
     distribute_module,
@@ -25,4 +26,4 @@ __all__ = [
     "DTensor", "DeviceMesh", "Partial", "Placement", "Replicate", "Shard", "distribute_module", "distribute_tensor",
     "empty", "full", "init_device_mesh", "ones", "rand", "randn", "zeros",
 ]  # fmt: skip
-del _lookups
+del _functions, _lookups

@@ -80,9 +80,7 @@ def local_layout(
     sizes, offsets = list(shape), [0] * len(shape)
     for i, p in enumerate(placements):
         if isinstance(p, Shard):
-            sizes[p.dim], offset = p.local_shard_size_and_offset(
-                sizes[p.dim], mesh.size(i), at[i]
-            )
+            sizes[p.dim], offset = p.local_shard_size_and_offset(sizes[p.dim], mesh.size(i), at[i])
             # Of a part of which nothing is left PyTorch says the end.
             offsets[p.dim] = offsets[p.dim] + offset if sizes[p.dim] else shape[p.dim]
     return sizes, offsets
@@ -99,9 +97,7 @@ def compute_local_shape_and_global_offset(
     return tuple(sizes), tuple(offsets)
 
 
-def normalized(
-    placements: Sequence[Placement] | None, mesh: DeviceMesh, rank: int
-) -> Placements:
+def normalized(placements: Sequence[Placement] | None, mesh: DeviceMesh, rank: int) -> Placements:
     """Return placements with dimensions counted from the front; all replicated without any.
 
     Raises ValueError where they are reduced in different ways.

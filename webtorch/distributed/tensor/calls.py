@@ -1,8 +1,8 @@
 """What a call of a function does with DTensors: it is the call of their parts. Floor 5.
 
-How parts must lie follows from the entry of the op table: its equation (`Op.splits`); of a view, from how it lies in the
-memory of a row-major tensor. Of other entries all operands are replicated first, which is right and slower. A function
-that is no entry is run, and its parts are asked about.
+How parts must lie follows from the entry of the op table: its equation (`Op.splits`); of a view, from how it lies in
+the memory of a row-major tensor. Of other entries all operands are replicated first, which is right and slower. A
+function that is no entry is run, and its parts are asked about.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from webtorch.ops.record import TABLE, Composite, Elementwise, Op, inputs_of_slo
 from webtorch.ops.splits import Split, aligned, tensors_in
 from webtorch.tensors.engine import grad
 from webtorch.tensors.modes import mode
-from webtorch.tensors.override import Switch, flat, name_of
+from webtorch.tensors.override import Switch, asking_entries, flat, name_of
 from webtorch.tensors.tensor import Tensor
 
 _FACTS = ("fact", "place")
@@ -61,12 +61,20 @@ def entry_of(callee: Callee) -> Op | None:
 
 
 def _is_written(name: str) -> bool:
-    return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
+    return (
+        (name.endswith("_") and not name.endswith("__"))
+        or name.startswith("__i")
+        or name == "__setitem__"
+    )
 
 
 def answer(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Return what a function gives for DTensors."""
-    prop = getattr(func, "__self__", None) if getattr(func, "__name__", "") in ("__get__", "__set__") else None
+    prop = (
+        getattr(func, "__self__", None)
+        if getattr(func, "__name__", "") in ("__get__", "__set__")
+        else None
+    )
     function = getattr(prop, {"__get__": "fget", "__set__": "fset"}.get(func.__name__, ""), None)
     callee: Callee | None = getattr(function or func, "callee", None)
     if callee is None:
@@ -82,7 +90,8 @@ def answer(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     if own is not None and isinstance(args[0], DTensor) and not isinstance(own, property):
         return own(*args, **kwargs)
     if callee.role == "parts":
-        return callee.run(args, kwargs)
+        with asking_entries():
+            return callee.run(args, kwargs)
     if callee.role != "operation":
         raise NotImplementedError(
             f"{name_of(func)}: there is no rule for a DTensor; call it with to_local() or full_tensor()"
@@ -93,8 +102,11 @@ def answer(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
 answer_calls(answer)
 
 
-def _gradients(outputs: Any, inputs: Any, grad_outputs: Any = None, *rest: Any, **named: Any) -> Any:
+def _gradients(
+    outputs: Any, inputs: Any, grad_outputs: Any = None, *rest: Any, **named: Any
+) -> Any:
     """Return the gradients of DTensors, as DTensors."""
+
     def listed(x: Any) -> list[Any]:
         """Return one or several as a list."""
         return [x] if x is None or isinstance(x, Tensor) else list(x)
@@ -124,7 +136,9 @@ def _seen(x: Tensor, g: Tensor | None) -> Tensor | None:
 class Calls:
     """One call of an operation."""
 
-    def __init__(self, func: Callable[..., Any], callee: Callee, args: Args, kwargs: Kwargs) -> None:
+    def __init__(
+        self, func: Callable[..., Any], callee: Callee, args: Args, kwargs: Kwargs
+    ) -> None:
         self.func, self.callee, self.args, self.kwargs = func, callee, args, kwargs
         self.entry = entry_of(callee)
         self.tensors = [x for x in flat((*args, *kwargs.values())) if isinstance(x, Tensor)]
@@ -220,9 +234,12 @@ class Calls:
         except TypeError:
             return None
         bound.apply_defaults()
-        arguments = {
-            n: v for name, v in bound.arguments.items() for n, v in _spread(entry, name, v)
-        }
+        arguments: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            for n, v in _spread(entry, name, value):
+                # What was given one by one comes before the list's default.
+                if v is not None or n not in arguments:
+                    arguments[n] = v
         order = [id(x) for x in tensors_in(arguments)]
         if sorted(order) != sorted(map(id, self.tensors)):
             return None
@@ -248,7 +265,9 @@ class Calls:
 
     def _split_up(self, split: Split, choice: Choice) -> Any:
         """Call with parts."""
-        split_dims = [i for i in range(self.mesh.ndim) if any(not r[i].is_replicate() for r in choice.results)]
+        split_dims = [
+            i for i in range(self.mesh.ndim) if any(not r[i].is_replicate() for r in choice.results)
+        ]
         parts: dict[int, Any] = {}
         for x, to in zip(self.tensors, choice.operands, strict=True):
             parts[id(x)] = self._part(x, to, gradient_of(to, split_dims))
@@ -266,7 +285,9 @@ class Calls:
             """Return a result as a DTensor."""
             k = min(next(results), len(split.results) - 1)
             shape = [
-                sizes[label] if label is not None and label not in split.whole and label in sizes else size
+                sizes[label]
+                if label is not None and label not in split.whole and label in sizes
+                else size
                 for label, size in zip(split.results[k], local.shape, strict=True)
             ]
             return wrapped(local, self.mesh, choice.results[k], shape)
@@ -315,7 +336,9 @@ class Calls:
         like = webtorch.empty(shape, dtype=x.dtype, device="meta")
         out = self._call({id(x): like})
         views = [v for v in flat((out,)) if isinstance(v, Tensor)]
-        if not views or any(v._storage is not like._storage or v.dtype is not x.dtype for v in views):
+        if not views or any(
+            v._storage is not like._storage or v.dtype is not x.dtype for v in views
+        ):
             return NotImplemented
         now, found = x._spec.placements, [list(x._spec.placements) for _ in views]
         to = list(now)
@@ -365,7 +388,7 @@ class Calls:
         return local.reshape(size)
 
     def _made(self, entry: Op) -> Any:
-        """Make a tensor like an operand, which lies as that does, or a new one of the whole's sizes, in all processes."""
+        """Make a tensor like an operand, which lies as that does, or one of other sizes, in all processes."""
         x = self.tensors[0]
         lies = tuple([R if isinstance(p, Partial) else p for p in self.placements(x)])
         like = webtorch.empty(tuple(x.shape), dtype=x.dtype, device="meta")
@@ -382,7 +405,9 @@ class Calls:
         """Draw the whole, and take this process's part: equal seeds give what one process draws."""
         x = self.args[0]
         whole = webtorch.empty(tuple(x.shape), dtype=x.dtype, device=x._local_tensor.device)
-        if any(y is not x for y in self.tensors) or not self.written and not self.callee.name.endswith("_like"):
+        if any(y is not x for y in self.tensors) or (
+            not self.written and not self.callee.name.endswith("_like")
+        ):
             return self._whole()
         lies, every = self.placements(x), (R,) * self.mesh.ndim
         drawn = self._call({id(x): whole})
@@ -423,12 +448,16 @@ def _spread(entry: Op, name: str, value: Any) -> Iterator[tuple[str, Any]]:
     kind = entry.parameters.parameters[name].kind
     if kind is inspect.Parameter.VAR_KEYWORD:
         yield from value.items()
-    elif kind is inspect.Parameter.VAR_POSITIONAL and name == "args" and value:
+    elif (
+        kind is inspect.Parameter.VAR_POSITIONAL
+        and not any(True for _ in tensors_in(value))
+        and value
+    ):
         # They are what the list beside them is.
         listed = value[0] if len(value) == 1 and isinstance(value[0], (list, tuple)) else value
         other = next((n for n in entry.parameters.parameters if n not in ("input", "args")), name)
         yield other, listed
-    elif not (kind is inspect.Parameter.VAR_POSITIONAL and name == "args"):
+    elif kind is not inspect.Parameter.VAR_POSITIONAL or value:
         yield name, value
 
 
@@ -499,7 +528,9 @@ def _linear(call: Calls, entry: Op) -> tuple[frozenset[int], ...]:
 def _linear_slots(op: Elementwise) -> tuple[frozenset[int], bool]:
     """Return in which operands a formula is linear by itself, and whether it is so in all together."""
     count = len(op.tensors)
-    values = [webtorch.full((1,), 0.625 + i, dtype=webtorch.float32, device="cpu") for i in range(count)]
+    values = [
+        webtorch.full((1,), 0.625 + i, dtype=webtorch.float32, device="cpu") for i in range(count)
+    ]
     zero = webtorch.zeros(1, device="cpu")
     if op.promotion == "bool" or op.numbers:
         return frozenset(), False
@@ -509,7 +540,7 @@ def _linear_slots(op: Elementwise) -> tuple[frozenset[int], bool]:
         return bool((op(*given) == 0).all().item())
 
     reads = [inputs_of_slope(op, k) for k in range(count)]
-    slopes = [op.expr is not None and _has_slope(op, k) for k in range(count)]
+    slopes = [_has_slope(op, k) for k in range(count)]
     single = frozenset(
         k for k in range(count)
         if slopes[k] and k not in reads[k] and is_zero([zero if i == k else v for i, v in enumerate(values)])

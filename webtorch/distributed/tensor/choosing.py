@@ -1,8 +1,8 @@
 """How operands must lie for a call, and how its results lie then. Floor 5.
 
-What a call means is an equation of labels (`webtorch.ops.splits`). Along each dimension of the mesh a label may be split
-(what lacks it is replicated), an operand in which the call is linear may stay a sum that is still to be taken, or all
-may be replicated. What sends least is chosen; of equals what has the smallest parts.
+What a call means is an equation of labels (`webtorch.ops.splits`). Along each dimension of the mesh a label may be
+split (what lacks it is replicated), an operand in which the call is linear may stay a sum that is still to be taken, or
+all may be replicated. What sends least is chosen; of equals what has the smallest parts.
 """
 
 from __future__ import annotations
@@ -58,6 +58,12 @@ def _cost(src: Placement, dst: Placement, size: int, count: int) -> float:
     return part if isinstance(dst, Shard) else 2 * part
 
 
+def _partial(kind: str) -> Partial:
+    """Return what is still to be reduced: "norm 2.0" are norms of parts."""
+    name, _, order = kind.partition(" ")
+    return _NormPartial(norm_type=float(order)) if name == "norm" else Partial(name)
+
+
 def _of_label(label: object, labels: Labels) -> Placement:
     return Shard(labels.index(label)) if label in labels else R
 
@@ -76,11 +82,15 @@ def _candidates(
     """Give the ways in which a call can be computed along one dimension of the mesh."""
     for group in split.linear:
         kinds = {now[k] for k in group if isinstance(now[k], Partial)}
-        if len(kinds) != 1 or any(isinstance(now[k], Partial) for k in range(len(now)) if k not in group):
+        if len(kinds) != 1 or any(
+            isinstance(now[k], Partial) for k in range(len(now)) if k not in group
+        ):
             continue
         (kind,) = kinds
         assert isinstance(kind, Partial)
-        if not split.moves and (isinstance(kind, _NormPartial) or kind.reduce_op not in ("sum", "avg")):
+        if not split.moves and (
+            isinstance(kind, _NormPartial) or kind.reduce_op not in ("sum", "avg")
+        ):
             continue
         yield [kind if k in group else R for k in range(len(now))], [kind] * len(split.results)
     wanted = [
@@ -95,11 +105,11 @@ def _candidates(
             if label in labels:
                 out.append(_of_label(label, labels))
             elif split.partial and _fits(split.partial, sizes[label], mesh, mesh.size(i)):
-                out.append(Partial(split.partial))
+                out.append(_partial(split.partial))
         if len(out) < len(split.results):
             continue
         if any(isinstance(p, Partial) for p in out):
-            to = [Partial(split.partial) if k in split.added else p for k, p in enumerate(to)]
+            to = [_partial(split.partial) if k in split.added else p for k, p in enumerate(to)]
         yield to, out
     yield [R] * len(now), [R] * len(split.results)
 
@@ -129,7 +139,8 @@ def choose(
             if written and (to[0] != now[0] or out[0] != now[0]):
                 continue
             cost = sum(
-                _cost(p, q, x.numel, mesh.size(i)) for p, q, x in zip(now, to, operands, strict=True)
+                _cost(p, q, x.numel, mesh.size(i))
+                for p, q, x in zip(now, to, operands, strict=True)
             )
             if best is None or cost < best[0]:
                 best = (cost, to, out)
@@ -143,7 +154,12 @@ def choose(
 
 
 def lands(
-    shape: Sequence[int], dim: int, sizes: Sequence[int], strides: Sequence[int], offset: int, parts: int
+    shape: Sequence[int],
+    dim: int,
+    sizes: Sequence[int],
+    strides: Sequence[int],
+    offset: int,
+    parts: int,
 ) -> int | None:
     """Return which dim of a view has the chunks of a dim of the row-major tensor that it is a view of; None where none
     does. `parts`: how many chunks there are.
@@ -156,9 +172,15 @@ def lands(
         if t != stride and (size % parts or m % parts):
             # Chunks of uneven sizes begin where no element of the view does.
             continue
-        others = [(n, s) for k, (n, s) in enumerate(zip(sizes, strides, strict=True)) if k != j and n > 1]
+        others = [
+            (n, s) for k, (n, s) in enumerate(zip(sizes, strides, strict=True)) if k != j and n > 1
+        ]
         inner = [(n, s) for n, s in others if s < t]
         outer = [s for _, s in others if s >= t]
-        if sum((n - 1) * s for n, s in inner) < t and not any(s % span for s in outer) and offset % span < t:
+        if (
+            sum((n - 1) * s for n, s in inner) < t
+            and not any(s % span for s in outer)
+            and offset % span < t
+        ):
             return j
     return None

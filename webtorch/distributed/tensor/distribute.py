@@ -35,15 +35,19 @@ def distribute_tensor(
     """Return the DTensor of a whole leaf, as the first process along each dimension of the mesh has it; with
     `src_data_rank=None` each process takes its part of its own. A dim is cut as `torch.chunk` does.
 
-    Raises RuntimeError for what is no leaf, ValueError for placements that are not as many as the mesh's dimensions, and
-    for a DTensor that lies otherwise.
+    Raises RuntimeError for what is no leaf, ValueError for placements that are not as many as the mesh's dimensions,
+    and for a DTensor that lies otherwise.
     """
     mesh = device_mesh or current_mesh()
     if not tensor.is_leaf:
         raise RuntimeError(
             "`distribute_tensor` should be used to distribute leaf tensors! but found non-leaf tensor!"
         )
-    if not isinstance(tensor, DTensor) and mesh.device_type != tensor.device.type and not tensor.is_meta:
+    if (
+        not isinstance(tensor, DTensor)
+        and mesh.device_type != tensor.device.type
+        and not tensor.is_meta
+    ):
         tensor = tensor.to(mesh.device_type)
     given = (R,) * mesh.ndim if placements is None else placements
     if len(given) != mesh.ndim:
@@ -103,7 +107,7 @@ def distribute_module(
     input_fn: Callable[..., Any] | None = None,
     output_fn: Callable[..., Any] | None = None,
 ) -> Any:
-    """Make a module's parameters and buffers DTensors: as `partition_fn(name, module, mesh)` does, the others replicated.
+    """Make a module's parameters and buffers DTensors: as `partition_fn(name, module, mesh)` does, others replicated.
 
     `input_fn(module, inputs, mesh)` and `output_fn(module, outputs, mesh)` change what goes in and out. Raises
     RuntimeError for a module that was distributed before.

@@ -1,7 +1,7 @@
 """`torch.distributed.tensor.DTensor`: a tensor whose parts lie in processes. Floor 5.
 
-A DTensor is its part in this process (`_local_tensor`) and how the parts make up the whole (`_spec`). A call goes to the
-parts (`calls`), whose graph is the graph of the whole: flags, gradients and hooks of a DTensor are its part's.
+A DTensor is its part in this process (`_local_tensor`) and how the parts make up the whole (`_spec`). A call goes to
+the parts (`calls`), whose graph is the graph of the whole: flags, gradients and hooks of a DTensor are its part's.
 """
 
 from __future__ import annotations
@@ -31,11 +31,18 @@ from webtorch.tensors.tensor import Tensor
 # What a call of functions with DTensors does: `calls` fills it in.
 Call = Callable[[Callable[..., Any], Args, Kwargs], Any]
 _answer: list[Call] = []
+# The same of `Function.apply`: `functions` fills it in.
+_functions: list[Callable[[Any, Args, Kwargs], Any]] = []
 
 
 def answer_calls(function: Call) -> None:
     """Say what a call of a function with DTensors does."""
     _answer[:] = [function]
+
+
+def apply_functions(function: Callable[[Any, Args, Kwargs], Any]) -> None:
+    """Say what `Function.apply` does with DTensors."""
+    _functions[:] = [function]
 
 
 def strides_like(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
@@ -138,7 +145,9 @@ class DTensor(Tensor):
             given = normalized(grad_placements, mesh, local_tensor.ndim)
             if given != for_gradient(lies):
                 # What the part is given lies as it says.
-                local_tensor = move(local_tensor, mesh, spec.shape, given, given, for_gradient(lies))
+                local_tensor = move(
+                    local_tensor, mesh, spec.shape, given, given, for_gradient(lies)
+                )
         return DTensor(local_tensor.view_as(local_tensor), spec)
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> Tensor:
@@ -318,23 +327,24 @@ class DTensor(Tensor):
         inputs: Any = None,
     ) -> None:
         """Compute the gradients of the leaves. Without `gradient` it must have one element."""
-        if gradient is None and self.numel() != 1:
-            raise RuntimeError("grad can be implicitly created only for scalar outputs")
-        spec = self._spec
-        to = for_gradient(spec.placements)
-        if gradient is None:
-            root = self._as((Replicate(),) * spec.mesh.ndim)._local_tensor
-            given = None
-        else:
-            root = self._local_tensor
-            other = gradient if isinstance(gradient, DTensor) else None
-            given = (
-                gradient if other is None
-                else move(other._local_tensor, spec.mesh, spec.shape, other._spec.placements, to)
-            )  # fmt: skip
         listed = [inputs] if isinstance(inputs, Tensor) else inputs
         parts = None if listed is None else [part_of(x) for x in listed]
-        backward([root], [given], retain_graph, create_graph, parts)
+        backward([self], [gradient], retain_graph, create_graph, parts)
+
+    def _as_root(self, gradient: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the part from which a backward pass goes, and its gradient."""
+        spec = self._spec
+        if gradient is None:
+            if self.numel() != 1:
+                raise RuntimeError("grad can be implicitly created only for scalar outputs")
+            return self._as((Replicate(),) * spec.mesh.ndim)._local_tensor, None
+        return self._local_tensor, (
+            self._gradient_part(gradient) if isinstance(gradient, DTensor) else gradient
+        )
+
+    def _apply(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Call a user's function of the gradient kind, which sees DTensors in both directions."""
+        return _functions[0](function, args, kwargs)
 
     def detach(self) -> DTensor:
         """Return it outside of its graph, on the same memory."""
@@ -354,7 +364,9 @@ class DTensor(Tensor):
     def data(self, value: Tensor) -> None:
         """Let it be another DTensor, on the memory of that."""
         if not isinstance(value, DTensor):
-            raise TypeError(f"data: a DTensor takes the data of a DTensor, not of a {type(value).__name__}")
+            raise TypeError(
+                f"data: a DTensor takes the data of a DTensor, not of a {type(value).__name__}"
+            )
         self._local_tensor.data = value._local_tensor
         self._take_spec(value._spec)
 
@@ -407,7 +419,8 @@ class DTensor(Tensor):
             return found
         if not self.is_leaf:
             raise RuntimeError(
-                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment."
+                "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the "
+                "moment."
             )
         made = self._wrap(self._local_tensor.detach().clone())
         made.requires_grad_(self.requires_grad)

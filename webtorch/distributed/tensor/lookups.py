@@ -1,4 +1,4 @@
-"""Rows and classes that lie in several processes: each looks up what is its own, and the sum is what is asked for. Floor 5.
+"""Rows and classes that lie in several processes: each looks up its own, and the sum is what is asked for. Floor 5.
 
 An embedding whose rows are split, and losses whose classes are (`loss_parallel`), send results and not what they are
 looked up in.
@@ -17,6 +17,7 @@ from webtorch.distributed.tensor.dtensor import DTensor, wrapped
 from webtorch.distributed.tensor.placement_types import Partial, Placement, Shard
 from webtorch.distributed.tensor.redistribute import move
 from webtorch.functions import public as webtorch
+from webtorch.functions.composite import dropout
 from webtorch.functions.lookup import embedding
 from webtorch.tensors.tensor import Tensor
 
@@ -32,7 +33,9 @@ def _own(index: Tensor, start: int, size: int) -> tuple[Tensor, Tensor]:
 def _embedding(call: Calls) -> Any:
     """Look up rows of which each process has a chunk."""
     arguments = call.arguments()
-    if arguments is None or any(arguments.get(n) for n in ("max_norm", "sparse", "scale_grad_by_freq")):
+    if arguments is None or any(
+        arguments.get(n) for n in ("max_norm", "sparse", "scale_grad_by_freq")
+    ):
         return NotImplemented
     index, weight, mesh = arguments["input"], arguments["weight"], call.mesh
     lies, rows = call.placements(index), call.placements(weight)
@@ -45,7 +48,11 @@ def _embedding(call: Calls) -> Any:
         given.append(p if isinstance(p, Shard) and not isinstance(q, Shard) else R)
         held.append(q if isinstance(q, Shard) else R)
         out.append(
-            Partial() if q == Shard(0) else Shard(index.dim()) if isinstance(q, Shard) else given[-1]
+            Partial()
+            if q == Shard(0)
+            else Shard(index.dim())
+            if isinstance(q, Shard)
+            else given[-1]
         )
     split = [i for i, p in enumerate(out) if not p.is_replicate()]
     part = part_by(weight, mesh, tuple(held), gradient_of(tuple(held), split))
@@ -61,8 +68,26 @@ def _embedding(call: Calls) -> Any:
     if size:
         found = embedding(there, part, padding) * inside.unsqueeze(-1)
     else:
-        found = part.sum() + webtorch.zeros(*own.shape, part.shape[1], dtype=part.dtype, device=part.device)
+        found = part.sum() + webtorch.zeros(
+            *own.shape, part.shape[1], dtype=part.dtype, device=part.device
+        )
     return wrapped(found, mesh, tuple(out), (*index.shape, weight.shape[1]))
+
+
+@specially("dropout")
+def _dropout(call: Calls) -> Any:
+    """Drop what one process with the same seed drops: the mask of the whole is drawn, and each takes its part."""
+    arguments = call.arguments()
+    if arguments is None or arguments.get("inplace") or not arguments.get("training", True):
+        return NotImplemented
+    x = arguments["input"]
+    lies = call.placements(x)
+    if any(isinstance(p, Partial) for p in lies):
+        return NotImplemented
+    local = part_by(x, call.mesh, lies)
+    ones = webtorch.ones(*x.shape, dtype=x.dtype, device=local.device)
+    kept = move(dropout(ones, arguments["p"]), call.mesh, x.shape, (R,) * call.mesh.ndim, lies)
+    return wrapped(webtorch.where(kept == 0, 0, local * kept), call.mesh, lies, x.shape)
 
 
 # ---- losses of classes
@@ -93,7 +118,9 @@ class _Classes:
 
     def reduced(self, local: Tensor, kind: str = "sum") -> Tensor:
         """Return what the processes that have the classes have, put together."""
-        src = tuple([Partial(kind) if i in self.by_class else p for i, p in enumerate(self.examples)])
+        src = tuple(
+            [Partial(kind) if i in self.by_class else p for i, p in enumerate(self.examples)]
+        )
         return move(local, self.mesh, self.shape, src, self.examples)
 
     def right(self) -> Tensor:
@@ -110,7 +137,9 @@ class _Classes:
         if self.size:
             largest = x.detach().amax(self.dim)
         else:
-            largest = webtorch.full(self.target.shape, float("-inf"), dtype=x.dtype, device=x.device)
+            largest = webtorch.full(
+                self.target.shape, float("-inf"), dtype=x.dtype, device=x.device
+            )
         largest = self.reduced(largest, "max")
         return self.reduced((x - largest.unsqueeze(self.dim)).exp().sum(self.dim)).log() + largest
 
@@ -164,7 +193,7 @@ def _nll_loss(call: Calls) -> Any:
 
 @contextlib.contextmanager
 def loss_parallel() -> Iterator[None]:
-    """A block in which `cross_entropy` of logits whose classes are split takes targets that are plain tensors, replicas.
+    """A block in which `cross_entropy` of logits whose classes are split takes plain tensors as targets, replicas.
 
     Classes are never gathered, with it or without.
     """

@@ -256,9 +256,7 @@ def _is_linear(p: Partial) -> bool:
     return not isinstance(p, _NormPartial) and p.reduce_op in ("sum", "avg")
 
 
-def _resolved(
-    x: Tensor, mesh: DeviceMesh, shape: Sequence[int], src: Placements, i: int
-) -> Tensor:
+def _resolved(x: Tensor, mesh: DeviceMesh, shape: Sequence[int], src: Placements, i: int) -> Tensor:
     """Reduce along a dimension of the mesh what is no sum, so that the part that counted has the gradient."""
     kind, dst = src[i], (*src[:i], REPLICATE, *src[i + 1 :])
     assert isinstance(kind, Partial)

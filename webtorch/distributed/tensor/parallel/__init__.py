@@ -1,6 +1,6 @@
 """`torch.distributed.tensor.parallel`: modules whose parameters lie in the processes of a mesh. Floor 5.
 
-    parallelize_module(block, mesh["tp"], {"mlp.w1": ColwiseParallel(), "mlp.w2": RowwiseParallel()})
+parallelize_module(block, mesh["tp"], {"mlp.w1": ColwiseParallel(), "mlp.w2": RowwiseParallel()})
 """
 
 from webtorch.distributed.tensor.lookups import loss_parallel

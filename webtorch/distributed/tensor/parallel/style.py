@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 from webtorch.distributed.device_mesh import DeviceMesh
 from webtorch.distributed.tensor.distribute import (
@@ -42,8 +42,8 @@ class _Split(ParallelStyle):
     """A linear layer or an embedding whose parameters are split along a dim."""
 
     # The dims along which the parameters of a linear layer and those of an embedding are split, by name.
-    _linear: dict[str, Placement]
-    _embedding: dict[str, Placement]
+    _linear: ClassVar[dict[str, Placement]]
+    _embedding: ClassVar[dict[str, Placement]]
 
     def __init__(
         self, input_layout: Placement, output_layout: Placement, use_local_output: bool
@@ -65,9 +65,7 @@ class _Split(ParallelStyle):
                 f"{type(self).__name__} currently only support nn.Linear and nn.Embedding!"
             )
         self.desired_input_layouts = self._wanted(is_linear)
-        return distribute_module(
-            module, device_mesh, self._partition, self._before, self._after
-        )
+        return distribute_module(module, device_mesh, self._partition, self._before, self._after)
 
     def _partition(self, name: str, module: Any, mesh: DeviceMesh) -> None:
         lies = self._linear if _is(module, "Linear") else self._embedding
@@ -105,8 +103,8 @@ class ColwiseParallel(_Split):
     along its last dim, a plain tensor.
     """
 
-    _linear = {"weight": Shard(0), "bias": Shard(0)}
-    _embedding = {"weight": Shard(1)}
+    _linear: ClassVar[dict[str, Placement]] = {"weight": Shard(0), "bias": Shard(0)}
+    _embedding: ClassVar[dict[str, Placement]] = {"weight": Shard(1)}
 
     def __init__(
         self,
@@ -119,12 +117,12 @@ class ColwiseParallel(_Split):
 
 
 class RowwiseParallel(_Split):
-    """A linear layer or an embedding split by what it takes: by default the input is split along its last dim (that of an
-    embedding is replicated), and the output is replicated, a plain tensor.
+    """A linear layer or an embedding split by what it takes: by default the input is split along its last dim (that of
+    an embedding is replicated), and the output is replicated, a plain tensor.
     """
 
-    _linear = {"weight": Shard(1), "bias": _R}
-    _embedding = {"weight": Shard(0)}
+    _linear: ClassVar[dict[str, Placement]] = {"weight": Shard(1), "bias": _R}
+    _embedding: ClassVar[dict[str, Placement]] = {"weight": Shard(0)}
 
     def __init__(
         self,
@@ -141,8 +139,8 @@ class RowwiseParallel(_Split):
 
 
 class SequenceParallel(ParallelStyle):
-    """A norm or dropout with replicated parameters, of an input that is split along the dim of positions; a plain tensor
-    is taken to be its part.
+    """A norm or dropout with replicated parameters, of an input that is split along the dim of positions; a plain
+    tensor is taken to be its part.
     """
 
     def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:
@@ -160,10 +158,16 @@ class SequenceParallel(ParallelStyle):
         x = inputs[0]
         if isinstance(x, DTensor):
             lies = x.placements
-            return x if lies == self.sequence_sharding else x.redistribute(placements=self.sequence_sharding)
+            return (
+                x
+                if lies == self.sequence_sharding
+                else x.redistribute(placements=self.sequence_sharding)
+            )
         if isinstance(x, Tensor):
             return DTensor.from_local(x, mesh, self.sequence_sharding, run_check=False)
-        raise ValueError(f"expecting input of {module} to be a torch.Tensor or DTensor, but got {x}")
+        raise ValueError(
+            f"expecting input of {module} to be a torch.Tensor or DTensor, but got {x}"
+        )
 
     def _after(self, module: object, outputs: Any, mesh: DeviceMesh) -> Any:
         """Return the output as it is wanted."""
@@ -171,16 +175,16 @@ class SequenceParallel(ParallelStyle):
 
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> Any:
         """Replicate a module's parameters."""
-        return distribute_module(
-            module, device_mesh, self._partition, self._before, self._after
-        )
+        return distribute_module(module, device_mesh, self._partition, self._before, self._after)
 
     def __repr__(self) -> str:
         dim = self.sequence_sharding[0].dim
         return f"SequenceParallel(sequence_dim={dim}, use_local_output={self.use_local_output})"
 
 
-def _prepared(x: Any, mesh: DeviceMesh, now: Placement | None, wanted: Placement | None, local: bool) -> Any:
+def _prepared(
+    x: Any, mesh: DeviceMesh, now: Placement | None, wanted: Placement | None, local: bool
+) -> Any:
     """Return a value by other placements, as its part if that is wanted; without placements itself."""
     if now is None:
         return x
@@ -218,7 +222,9 @@ class PrepareModuleInput(ParallelStyle):
         self.with_kwargs = input_kwarg_layouts is not None
         self.input_kwarg_layouts = input_kwarg_layouts or {}
         self.desired_input_kwarg_layouts = desired_input_kwarg_layouts or {}
-        if self.with_kwargs and len(self.input_kwarg_layouts) != len(self.desired_input_kwarg_layouts):
+        if self.with_kwargs and len(self.input_kwarg_layouts) != len(
+            self.desired_input_kwarg_layouts
+        ):
             raise AssertionError(
                 "input_kwarg_layouts and desired_input_kwarg_layouts should have same length!"
             )
@@ -290,7 +296,9 @@ class PrepareModuleOutput(ParallelStyle):
             raise ValueError("module outputs and output_layouts should have same length!")
         found = [
             _prepared(x, mesh, now, wanted, self.use_local_output)
-            for x, now, wanted in zip(given, self.output_layouts, self.desired_output_layouts, strict=True)
+            for x, now, wanted in zip(
+                given, self.output_layouts, self.desired_output_layouts, strict=True
+            )
         ]
         return found[0] if len(found) == 1 else tuple(found)
 
