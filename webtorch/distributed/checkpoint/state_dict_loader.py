@@ -1,4 +1,4 @@
-"""`load`. Floor 6."""
+"""`load`: a checkpoint into entries, each process its own parts. Floor 6."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`save` and `async_save`. Floor 6."""
+"""`save` and `async_save`: entries of which each process writes its own parts. Floor 6."""
 
 from __future__ import annotations
 

@@ -52,6 +52,7 @@ class StorageWriter(abc.ABC):
 
     def abandon(self) -> None:
         """Remove what this process has written: the save has failed, here or on another process."""
+        return None
 
     @classmethod
     @abc.abstractmethod

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
+from itertools import count
 from typing import Any, NamedTuple
 
 from webtorch.distributed.device_mesh import DeviceMesh
@@ -31,6 +32,9 @@ from webtorch.ops import primitive
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.storage import Refilled
 from webtorch.tensors.tensor import Tensor
+
+
+_uids = count()
 
 
 class ShardedState(Enum):
@@ -77,7 +81,8 @@ class FSDPParam:
         self.post_forward_mesh_info = post_forward_mesh_info
         self.device, self.mp_policy = device, mp_policy
         self.offload_to_cpu = isinstance(offload_policy, CPUOffloadPolicy)
-        self.original = param
+        # Of the parameter that was given, which is not held: others may have it, too.
+        self._orig_param_uid = param.__dict__.setdefault("_fsdp_uid", next(_uids))
         # The name from the root module on, for errors.
         self._param_fqn: str | None = None
         self.sharded_state = ShardedState.SHARDED

@@ -117,7 +117,7 @@ class FSDPState:
             for group in state._fsdp_param_groups:
                 group.comm_ctx = self._comm_ctx
                 for param in group.fsdp_params:
-                    if id(param.original) in seen:
+                    if param._orig_param_uid in seen:
                         raise ValueError(
                             f"Parameter '{param._param_fqn}' is shared with a "
                             f"parameter already managed by another FSDP group. "
@@ -125,7 +125,7 @@ class FSDPState:
                             f"fully_shard([module_a, module_b]) to place them in "
                             f"the same FSDP group."
                         )
-                    seen.add(id(param.original))
+                    seen.add(param._orig_param_uid)
         for state in found:
             for group in state._fsdp_param_groups:
                 group.lazy_init()
