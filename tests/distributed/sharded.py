@@ -576,6 +576,29 @@ def import_shard(torch: Either) -> Either:
     return import_module(f"{torch.__name__}.distributed.tensor").Shard
 
 
+def _compiled(torch: Either, kind: str) -> list[float]:
+    """The plain one with something in it compiled: layers, a part of each, the model, or the step."""
+    model = _net(torch)
+    for layer in model[:2] if kind in ("layers", "parts") else ():
+        (layer if kind == "layers" else layer[0]).compile()
+    model = _shard(torch, model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.5)
+    call = torch.compile(model) if kind == "model" else model
+
+    def step(x: Either) -> None:
+        """Train once."""
+        optimizer.zero_grad()
+        call(x).float().square().mean().backward()
+        optimizer.step()
+
+    run = torch.compile(step) if kind == "step" else step
+    for number in range(3):
+        run(_input(torch, number))
+    return _weights(torch, model)
+
+
+# What is compiled.
+COMPILED = ("layers", "parts", "model", "step")
 # What two processes do, and four.
 TWO: dict[str, Callable[[Any], Any]] = {
     "plain": _plain, "root alone": _root_alone, "after forward": _after_forward, "accumulated": _accumulated,
@@ -636,11 +659,11 @@ def main(folder: str, library: str, device: str, rank: str, size: str, *steps: s
     )
     found: dict[str, Any] = {}
     features = (TWO if size == "2" else FOUR) if device == "cpu" else {"plain": _plain}
-    names = sys.argv[6:] if len(sys.argv) > 6 and not sys.argv[6].isdigit() else []
-    for name, feature in features.items() if not steps or names else ():
-        if not names or name in names:
-            found[name] = feature(torch)
-    if steps and not names:
+    for name, feature in features.items() if not steps else ():
+        found[name] = feature(torch)
+    if library == "webtorch" and device == "cpu" and size == "2" and not steps:
+        found |= {f"compiled: {kind}": _compiled(torch, kind) for kind in COMPILED}
+    if steps:
         for name in models.MODELS:
             found[name] = weights_of_models(torch, name, device, int(steps[0]))
         if device == "cpu":

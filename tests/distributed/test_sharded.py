@@ -15,7 +15,7 @@ import pytest
 
 import webtorch as torch
 from tests.distributed.models import MODELS
-from tests.distributed.sharded import FOUR, TWO
+from tests.distributed.sharded import COMPILED, FOUR, TWO
 from webtorch.distributed.fsdp import FullyShardedDataParallel
 
 
@@ -57,6 +57,12 @@ def _check(name: str, ours: list[Any], theirs: list[Any]) -> None:
 def test_two_processes_are_pytorchs(name: str) -> None:
     for ours, theirs in zip(_found("webtorch", 2), _found("torch", 2), strict=True):
         _check(name, ours[name], theirs[name])
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_compiled_functions_give_the_same(kind: str) -> None:
+    for found in _found("webtorch", 2):
+        _check(kind, found[f"compiled: {kind}"], found["plain"])
 
 
 @pytest.mark.long

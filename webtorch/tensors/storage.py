@@ -452,17 +452,21 @@ class Refilled(Storage):
     __slots__ = ()
 
     def fill(self, node: Node) -> None:
-        """Hold a value, which is computed as a part of what reads it."""
+        """Hold a value."""
         with self.runtime.writing:
             self.node, self.donor = node, None
+        self.runtime.add(self)
 
     def empty(self) -> None:
         """Let go of the value. Whoever reads it from now on gets RuntimeError."""
-        with self.runtime.writing:
+        runtime = self.runtime
+        with runtime.writing:
             if held(self) is not None:
                 del self.node
-            # Nobody who goes through all owners of values meets it.
-            self.runtime.settled.pop(id(self), None)
+            # Nobody who goes through all owners of values meets it. A value that is not computed yet is now a part of
+            # what reads it.
+            runtime.pending[:] = [r for r in runtime.pending if r() is not self]
+            runtime.settled.pop(id(self), None)
 
     def __getattr__(self, name: str) -> Any:
         """Raise RuntimeError for the value that is gone."""

@@ -36,7 +36,6 @@ from webtorch.ir.dtype import DType, float16
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.tensors.handle import RemovableHandle
-from webtorch.tensors.host import tracing
 from webtorch.tensors.modes import mode, no_grad
 from webtorch.tensors.tensor import Tensor
 
@@ -278,9 +277,8 @@ class FSDPParamGroup:
         is_new = self._training_state is not TrainingState.FORWARD
         self._training_state = TrainingState.FORWARD
         self.unshard()
-        if not tracing.active:
-            # What the modules before compute is computed while this is gathered, and lets go of their parameters.
-            self.device_runtime().flush()
+        # What the modules before compute is computed while this is gathered, and lets go of their parameters.
+        self.device_runtime().flush()
         self.wait_for_unshard()
         return is_new
 

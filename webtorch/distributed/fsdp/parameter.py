@@ -11,7 +11,6 @@ from enum import Enum, auto
 from itertools import count
 from typing import Any, NamedTuple
 
-from webtorch.distributed.device_mesh import DeviceMesh
 from webtorch.distributed.fsdp.meshes import (
     FSDPMeshInfo,
     HSDPMeshInfo,
@@ -21,7 +20,7 @@ from webtorch.distributed.fsdp.meshes import (
 from webtorch.distributed.fsdp.policy import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from webtorch.distributed.tensor import DTensor
 from webtorch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from webtorch.distributed.tensor.placement_types import Placement, Replicate, Shard, _StridedShard
+from webtorch.distributed.tensor.placement_types import Replicate, Shard
 from webtorch.functions.joining import cat
 from webtorch.functions.padding import pad
 from webtorch.ir.dtype import DType
@@ -32,7 +31,6 @@ from webtorch.ops import primitive
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.storage import Refilled
 from webtorch.tensors.tensor import Tensor
-
 
 _uids = count()
 
@@ -116,8 +114,13 @@ class FSDPParam:
         if placement.dim < 0:
             placement = Shard(placement.dim + param.ndim)
         self.fsdp_placement = placement
-        self.is_dtensor = isinstance(param, DTensor)
-        data = self._init_spec(param, placement)
+        if isinstance(param, DTensor):
+            raise NotImplementedError(
+                f"fully_shard: a parameter is a DTensor already ({param.placements}), and webtorch shards whole ones. "
+                "Use tensor parallelism or fully_shard, or real PyTorch's device 'webgpu', which has both at once"
+            )
+        self._init_spec(param, placement)
+        data = param.detach()
         dim, size = placement.dim, self.mesh_info.shard_mesh_size
         if dim >= data.ndim:
             raise AssertionError(
@@ -143,31 +146,11 @@ class FSDPParam:
         )
         self._register(self.sharded_param)
 
-    def _init_spec(self, param: Parameter, placement: Shard) -> Tensor:
-        """Note how the shard's DTensor lies; return what is sharded of it here."""
-        mesh, placements = self.mesh_info.mesh, (placement,)
+    def _init_spec(self, param: Parameter, placement: Shard) -> None:
+        """Note how the shard's DTensor lies."""
         replicated = (Replicate(),) if isinstance(self.mesh_info, HSDPMeshInfo) else ()
-        self._unsharded_spec: DTensorSpec | None = None
-        whole: Tensor = param
-        if isinstance(param, DTensor):
-            # Tensor parallel: the mesh of both, on which this one's shards are cut anew.
-            spec = self._unsharded_spec = param._spec
-            cuts = 1
-            for k, p in enumerate(spec.placements):
-                if isinstance(p, Shard) and p.dim == placement.dim:
-                    cuts *= spec.mesh.size(k)
-            mine: Placement = placement
-            if cuts > 1:
-                mine = _StridedShard(placement.dim, split_factor=cuts)
-            mesh = DeviceMesh._concatenate([self.mesh_info.mesh, spec.mesh])
-            self._spec = DTensorSpec(
-                mesh, (*replicated, mine, *spec.placements), tensor_meta=spec.tensor_meta
-            )
-            whole = param._local_tensor
-        else:
-            meta = TensorMeta(param.shape, param.stride(), param.dtype)
-            self._spec = DTensorSpec(mesh, (*replicated, *placements), tensor_meta=meta)
-        return whole.detach()
+        meta = TensorMeta(param.shape, param.stride(), param.dtype)
+        self._spec = DTensorSpec(self.mesh_info.mesh, (*replicated, placement), tensor_meta=meta)
 
     def _register(self, param: Any) -> None:
         """Let the modules have a parameter under its names."""
@@ -227,22 +210,16 @@ class FSDPParam:
             whole = gathered.reshape(-1)[: numel(self._orig_size)].reshape(self._orig_size)
         made = primitive.copy(whole)
         node, runtime = made._storage.node, made._storage.runtime
-        if self._storage is None or self._storage.dtype is not made.dtype:
-            self._storage = Refilled.unowned(node, runtime)  # type: ignore[assignment]
+        known = self._storage
+        if known is None or known.dtype is not made.dtype or known.runtime is not runtime:
+            self._storage = Refilled(node, runtime)
             data = made.detach()
             data._storage = data._counter = self._storage
-            if self._unsharded_spec is not None:
-                meta = self._unsharded_spec.tensor_meta
-                spec = DTensorSpec(
-                    self._unsharded_spec.mesh, self._unsharded_spec.placements,
-                    tensor_meta=TensorMeta(meta.shape, meta.stride, made.dtype),
-                )  # fmt: skip
-                data = DTensor(data, spec, requires_grad=False)
             self._unsharded_param = Parameter(data, self.sharded_param.requires_grad)
             # A gradient is there as soon as all of it has come where somebody sees that.
             self._unsharded_param.register_post_accumulate_grad_hook(_see)
         else:
-            self._storage.fill(node)
+            known.fill(node)
 
     def to_unsharded(self) -> None:
         """Let the module have the whole."""
@@ -268,10 +245,6 @@ class FSDPParam:
 
     def to_sharded_post_forward(self) -> None:
         """Let the module have a shard of a smaller group, and let go of the whole."""
-        if self.is_dtensor:
-            raise NotImplementedError(
-                "Resharding to smaller mesh is not supported for DTensor parameters yet"
-            )
         info = self.post_forward_mesh_info
         assert info is not None
         whole = self._unsharded_param.detach()
@@ -331,19 +304,9 @@ class FSDPParam:
         elif whole.grad is not None:
             grad, whole.grad = whole.grad, None
         elif zeros and whole.requires_grad:
-            local = whole.to_local() if self.is_dtensor else whole
-            return local.new_zeros(tuple(local.shape))
-        else:
-            return None
-        if not self.is_dtensor:
-            return grad  # type: ignore[no-any-return]
-        if not isinstance(grad, DTensor):
-            raise AssertionError(f"Expected DTensor, got {type(grad)}")
-        assert self._unsharded_spec is not None
-        if grad.placements != self._unsharded_spec.placements:
-            grad = grad.redistribute(placements=self._unsharded_spec.placements)
-        local: Tensor = grad._local_tensor
-        return local
+            grad = whole.detach().new_zeros(tuple(whole.shape))
+        found: Tensor | None = grad
+        return found
 
     def sent_grad(self, grad: Tensor) -> Tensor:
         """Return a gradient as it is sent: a row for each process."""

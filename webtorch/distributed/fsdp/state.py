@@ -14,6 +14,7 @@ from webtorch.ir.lines import user_depth
 from webtorch.nn.module import Module
 from webtorch.tensors.engine import queue_callback
 from webtorch.tensors.function import Function
+from webtorch.tensors.host import RunAsUsual, tracing
 from webtorch.tensors.modes import is_grad_enabled
 from webtorch.tensors.tensor import Tensor
 
@@ -157,6 +158,7 @@ class FSDPState:
         return self._post_forward(module, args, output)
 
     def _pre_forward(self, module: Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        _run_as_usual()
         if self._training_state is TrainingState.PRE_BACKWARD:
             # Computed again within the backward pass, which gathers.
             for group in self._fsdp_param_groups:
@@ -226,6 +228,7 @@ class FSDPState:
             x.register_hook(self._pre_backward)
 
     def _pre_backward(self, grad: Tensor) -> Tensor:
+        _run_as_usual()
         self._training_state = TrainingState.PRE_BACKWARD
         context = self._state_ctx
         if not context.post_backward_final_callback_queued:
@@ -270,6 +273,14 @@ class FSDPState:
                 group.reset_iter_state()
         self._state_ctx.iter_forward_root = None
         self._state_ctx.post_backward_final_callback_queued = False
+
+
+def _run_as_usual() -> None:
+    """Let a function that is captured run as it is: a program would hold the parameters that are gathered in it."""
+    if tracing.active:
+        raise RunAsUsual(
+            "a module under fully_shard gathers its parameters around its forward and backward pass"
+        )
 
 
 def _followed(group: FSDPParamGroup, args: Any, kwargs: Any) -> tuple[Any, Any]:
