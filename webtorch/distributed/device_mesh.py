@@ -351,6 +351,22 @@ class DeviceMesh:
         return DeviceMesh(self._device_type, ranks.reshape(whole), mesh_dim_names=named)
 
     @staticmethod
+    def _concatenate(device_mesh_list: Sequence[DeviceMesh]) -> DeviceMesh:
+        """Return the mesh of the dimensions of several parts of one mesh. Raises RuntimeError for other meshes, and
+        where two have one dimension.
+        """
+        root = device_mesh_list[0]._root
+        if any(m._root != root for m in device_mesh_list):
+            raise RuntimeError(
+                "Cannot concatenate DeviceMeshes derived from different device meshs"
+            )
+        dims = tuple([group for m in device_mesh_list for group in m._dims])
+        every = [d for group in dims for d in group]
+        if len(set(every)) < len(every):
+            raise RuntimeError(f"Cannot concatenate overlapping meshes: {device_mesh_list}")
+        return root._part(dims, tuple([n for m in device_mesh_list for n in m._names or ()]))
+
+    @staticmethod
     def from_group(
         group: Any,
         device_type: str,

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from webtorch.distributed.device_mesh import DeviceMesh
-from webtorch.distributed.tensor.placement_types import Partial, Placement, Replicate, Shard
+from webtorch.distributed.tensor.placement_types import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    _StridedShard,
+)
 from webtorch.ir.dtype import DType
 from webtorch.ir.view import contiguous_strides
 from webtorch.tensors.size import Size
@@ -73,16 +79,25 @@ class DTensorSpec:
         return all(p.is_replicate() for p in self.placements)
 
 
+def in_order(placements: Sequence[Placement]) -> list[int]:
+    """Return the dimensions of a mesh that split a dim, in the order in which they do: strided ones split what the
+    others have left.
+    """
+    plain = [i for i, p in enumerate(placements) if isinstance(p, Shard)]
+    return plain + [i for i, p in enumerate(placements) if isinstance(p, _StridedShard)]
+
+
 def local_layout(
     shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement], at: Sequence[int]
 ) -> tuple[list[int], list[int]]:
     """Return the sizes of the part at a place of the mesh, and where it begins in the whole."""
     sizes, offsets = list(shape), [0] * len(shape)
-    for i, p in enumerate(placements):
-        if isinstance(p, Shard):
-            sizes[p.dim], offset = p.local_shard_size_and_offset(sizes[p.dim], mesh.size(i), at[i])
-            # Of a part of which nothing is left PyTorch says the end.
-            offsets[p.dim] = offsets[p.dim] + offset if sizes[p.dim] else shape[p.dim]
+    for i in in_order(placements):
+        p = placements[i]
+        assert isinstance(p, (Shard, _StridedShard))
+        sizes[p.dim], offset = Shard.local_shard_size_and_offset(sizes[p.dim], mesh.size(i), at[i])
+        # Of a part of which nothing is left PyTorch says the end.
+        offsets[p.dim] = offsets[p.dim] + offset if sizes[p.dim] else shape[p.dim]
     return sizes, offsets
 
 
@@ -105,7 +120,7 @@ def normalized(placements: Sequence[Placement] | None, mesh: DeviceMesh, rank: i
     if placements is None:
         return (Replicate(),) * mesh.ndim
     found = tuple([
-        Shard(p.dim + rank) if isinstance(p, Shard) and p.dim < 0 else p for p in placements
+        replace(p, dim=p.dim + rank) if isinstance(p, (Shard, _StridedShard)) and p.dim < 0 else p for p in placements
     ])  # fmt: skip
     kinds = {p.reduce_op for p in found if isinstance(p, Partial)}
     # Sums and means may be taken in any order.

@@ -19,6 +19,7 @@ from webtorch.distributed.tensor.placement_types import (
     Replicate,
     Shard,
     _NormPartial,
+    _StridedShard,
 )
 from webtorch.ops.splits import Labels, Split
 
@@ -114,12 +115,27 @@ def _candidates(
     yield [R] * len(now), [R] * len(split.results)
 
 
+def _as_strided(split: Split, operands: Sequence[Operand], first: Operand) -> Choice | None:
+    """Return how a call is computed in which a part is strided: element by element of what lies so."""
+    every = (R,) * len(first.placements)
+    labels = split.operands[operands.index(first)]
+    alike = all(k == labels and x.shape == first.shape for x, k in zip(operands, split.operands, strict=True)
+                if x.numel != 1)  # fmt: skip
+    if not alike or split.whole or any(k != labels for k in split.results):
+        return None
+    lies = tuple([every if x.numel == 1 else first.placements for x in operands])
+    return Choice(lies, (first.placements,) * len(split.results))
+
+
 def choose(
     split: Split, operands: Sequence[Operand], mesh: DeviceMesh, written: bool = False
 ) -> Choice | None:
     """Return how a call is computed. `written`: the first operand is, and its result lies as it does; None where that
     cannot be.
     """
+    strided = [x for x in operands if any(isinstance(p, _StridedShard) for p in x.placements)]
+    if strided:
+        return _as_strided(split, operands, strided[0])
     sizes: dict[object, int] = {}
     whole = set(split.whole)
     for x, labels in zip(operands, split.operands, strict=True):

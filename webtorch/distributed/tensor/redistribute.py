@@ -14,13 +14,19 @@ from typing import Any
 from webtorch.distributed import collectives
 from webtorch.distributed.device_mesh import DeviceMesh
 from webtorch.distributed.reduction import ReduceOp
-from webtorch.distributed.tensor._dtensor_spec import Placements, for_gradient, local_layout
+from webtorch.distributed.tensor._dtensor_spec import (
+    Placements,
+    for_gradient,
+    in_order,
+    local_layout,
+)
 from webtorch.distributed.tensor.placement_types import (
     Partial,
     Placement,
     Replicate,
     Shard,
     _NormPartial,
+    _StridedShard,
 )
 from webtorch.functions import public as webtorch
 from webtorch.tensors.function import Function
@@ -127,15 +133,15 @@ def _partitioned(x: Tensor, at: _Level, kind: Partial) -> Tensor:
 
 def _step(x: Tensor, at: _Level, src: Placement, dst: Placement) -> Tensor:
     """Return a part as it lies by another placement along one dimension of the mesh."""
-    if isinstance(src, Shard):
-        if isinstance(dst, Shard):
+    if isinstance(src, (Shard, _StridedShard)):
+        if isinstance(src, Shard) and isinstance(dst, Shard):
             return _exchanged(x, at, src.dim, dst.dim)
         x = _gathered(x, at, src.dim)
     elif isinstance(src, Partial):
         if isinstance(dst, Shard) and not isinstance(src, _NormPartial):
             return _scattered(x, at, src, dst.dim)
         x = _reduced(x, at, src)
-    if isinstance(dst, Shard):
+    if isinstance(dst, (Shard, _StridedShard)):
         return x.narrow(dst.dim, *at.part(dst.dim)).contiguous()
     return _partitioned(x, at, dst) if isinstance(dst, Partial) else x
 
@@ -147,6 +153,8 @@ def _splits(p: Placement, q: Placement) -> bool:
 
 def _goes_apart(now: Sequence[Placement], dst: Sequence[Placement], i: int) -> bool:
     """Whether a chunk must become the whole before the placements along other dimensions of the mesh change."""
+    if isinstance(now[i], _StridedShard):
+        return list(now) != list(dst)
     if now[i] == dst[i]:
         # What splits a dim further on is within what has split it.
         return any(
@@ -169,12 +177,17 @@ def redistribute_local(
 
     def go(i: int, to: Placement) -> Tensor:
         """Return the part after one dimension of the mesh has changed."""
-        # As they are before this dimension splits one.
-        sizes, _ = local_layout(shape, mesh, now[:i], at)
+        # As they are before this dimension splits one: strided chunks are of what all others have left.
+        strided = isinstance(now[i], _StridedShard) or isinstance(to, _StridedShard)
+        before = [REPLICATE if j == i or not (strided or j < i) else p for j, p in enumerate(now)]
+        sizes, _ = local_layout(shape, mesh, before, at)
         found = _step(x, _Level(mesh, i, tuple(sizes)), now[i], to)
         now[i] = to
         return found
 
+    for i in reversed(in_order(now)):
+        if isinstance(now[i], _StridedShard) and _goes_apart(now, dst, i):
+            x = go(i, REPLICATE)
     for i in range(mesh.ndim):
         # First what makes nothing larger.
         if isinstance(now[i], Partial) and isinstance(dst[i], Replicate):
@@ -182,7 +195,7 @@ def redistribute_local(
     for i in reversed(range(mesh.ndim)):
         if isinstance(now[i], Shard) and _goes_apart(now, dst, i):
             x = go(i, REPLICATE)
-    for i in range(mesh.ndim):
+    for i in (*[i for i, p in enumerate(dst) if not isinstance(p, _StridedShard)], *in_order(dst)):
         if now[i] != dst[i]:
             x = go(i, dst[i])
     return x
