@@ -523,6 +523,30 @@ def _smaller(torch: Either) -> list[float]:
     return _train(torch, _shard(torch, _net(torch), reshard_after_forward=2))
 
 
+def _both(torch: Either) -> list[float]:
+    """Tensor parallel layers, whose parts are sharded: a mesh of two dims."""
+    from importlib import import_module
+
+    parallel = import_module(f"{torch.__name__}.distributed.tensor.parallel")
+    mesh = _mesh(torch, "cpu", (2, 2), ("dp", "tp"))
+    nn, full = torch.nn, _fsdp(torch).fully_shard
+    model = _set(
+        torch, nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 4), nn.Linear(4, 3))
+    )
+    ways = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+    model = parallel.parallelize_module(model, mesh["tp"], ways)
+    full(model[0], mesh=mesh["dp"])
+    full(model, mesh=mesh["dp"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02, eps=1e-3)
+    for step in range(3):
+        optimizer.zero_grad()
+        # Processes along "tp" have the same part of the batch.
+        x = torch.cos(torch.arange(30.0) * (step + 1) + mesh.get_local_rank("dp")).reshape(5, 6)
+        model(x).square().mean().backward()
+        optimizer.step()
+    return _weights(torch, model)
+
+
 def _errors(torch: Either) -> list[str]:
     """Return what is said of calls that are refused."""
     nn, full = torch.nn, _fsdp(torch).fully_shard
@@ -608,7 +632,12 @@ TWO: dict[str, Callable[[Any], Any]] = {
     "ignored": _ignored, "together": _together, "unused": _unused, "nested": _nested, "state": _state,
     "autocast": _autocast, "recovered": _recovered, "offloaded": _offloaded, "embedded": _embedded, "errors": _errors,
 }  # fmt: skip
-FOUR: dict[str, Callable[[Any], Any]] = {"plain": _plain, "hybrid": _hybrid, "smaller": _smaller}
+FOUR: dict[str, Callable[[Any], Any]] = {
+    "plain": _plain,
+    "hybrid": _hybrid,
+    "smaller": _smaller,
+    "both": _both,
+}
 
 
 def weights_of_models(

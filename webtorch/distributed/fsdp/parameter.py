@@ -11,6 +11,7 @@ from enum import Enum, auto
 from itertools import count
 from typing import Any, NamedTuple
 
+from webtorch.distributed.device_mesh import DeviceMesh
 from webtorch.distributed.fsdp.meshes import (
     FSDPMeshInfo,
     HSDPMeshInfo,
@@ -20,7 +21,7 @@ from webtorch.distributed.fsdp.meshes import (
 from webtorch.distributed.fsdp.policy import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from webtorch.distributed.tensor import DTensor
 from webtorch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from webtorch.distributed.tensor.placement_types import Replicate, Shard
+from webtorch.distributed.tensor.placement_types import Placement, Replicate, Shard, _StridedShard
 from webtorch.functions.joining import cat
 from webtorch.functions.padding import pad
 from webtorch.ir.dtype import DType
@@ -114,13 +115,8 @@ class FSDPParam:
         if placement.dim < 0:
             placement = Shard(placement.dim + param.ndim)
         self.fsdp_placement = placement
-        if isinstance(param, DTensor):
-            raise NotImplementedError(
-                f"fully_shard: a parameter is a DTensor already ({param.placements}), and webtorch shards whole ones. "
-                "Use tensor parallelism or fully_shard, or real PyTorch's device 'webgpu', which has both at once"
-            )
-        self._init_spec(param, placement)
-        data = param.detach()
+        self.is_dtensor = isinstance(param, DTensor)
+        data = self._init_spec(param, placement)
         dim, size = placement.dim, self.mesh_info.shard_mesh_size
         if dim >= data.ndim:
             raise AssertionError(
@@ -146,11 +142,23 @@ class FSDPParam:
         )
         self._register(self.sharded_param)
 
-    def _init_spec(self, param: Parameter, placement: Shard) -> None:
-        """Note how the shard's DTensor lies."""
-        replicated = (Replicate(),) if isinstance(self.mesh_info, HSDPMeshInfo) else ()
-        meta = TensorMeta(param.shape, param.stride(), param.dtype)
-        self._spec = DTensorSpec(self.mesh_info.mesh, (*replicated, placement), tensor_meta=meta)
+    def _init_spec(self, param: Parameter, placement: Shard) -> Tensor:
+        """Note how the shard's DTensor lies; return what is cut here: of a tensor parallel one, this process's part."""
+        lead = (Replicate(),) if isinstance(self.mesh_info, HSDPMeshInfo) else ()
+        self._unsharded_spec: DTensorSpec | None = None
+        if not isinstance(param, DTensor):
+            meta = TensorMeta(param.shape, param.stride(), param.dtype)
+            self._spec = DTensorSpec(self.mesh_info.mesh, (*lead, placement), tensor_meta=meta)
+            return param.detach()
+        spec = self._unsharded_spec = param._spec
+        cuts = 1
+        for k, p in enumerate(spec.placements):
+            if isinstance(p, Shard) and p.dim == placement.dim:
+                cuts *= spec.mesh.size(k)
+        mine: Placement = _StridedShard(placement.dim, split_factor=cuts) if cuts > 1 else placement
+        mesh = DeviceMesh._concatenate([self.mesh_info.mesh, spec.mesh])
+        self._spec = DTensorSpec(mesh, (*lead, mine, *spec.placements), spec.tensor_meta)
+        return param._local_tensor.detach()
 
     def _register(self, param: Any) -> None:
         """Let the modules have a parameter under its names."""
@@ -215,6 +223,10 @@ class FSDPParam:
             self._storage = Refilled(node, runtime)
             data = made.detach()
             data._storage = data._counter = self._storage
+            if self._unsharded_spec is not None:
+                spec = self._unsharded_spec
+                meta = TensorMeta(spec.shape, spec.stride, made.dtype)
+                data = DTensor(data, DTensorSpec(spec.mesh, spec.placements, meta))
             self._unsharded_param = Parameter(data, self.sharded_param.requires_grad)
             # A gradient is there as soon as all of it has come where somebody sees that.
             self._unsharded_param.register_post_accumulate_grad_hook(_see)
@@ -245,6 +257,10 @@ class FSDPParam:
 
     def to_sharded_post_forward(self) -> None:
         """Let the module have a shard of a smaller group, and let go of the whole."""
+        if self.is_dtensor:
+            raise NotImplementedError(
+                "Resharding to smaller mesh is not supported for DTensor parameters yet"
+            )
         info = self.post_forward_mesh_info
         assert info is not None
         whole = self._unsharded_param.detach()
@@ -304,7 +320,13 @@ class FSDPParam:
         elif whole.grad is not None:
             grad, whole.grad = whole.grad, None
         elif zeros and whole.requires_grad:
-            grad = whole.detach().new_zeros(tuple(whole.shape))
+            local = whole.detach()
+            local = local._local_tensor if isinstance(local, DTensor) else local
+            zeros_of: Tensor = local.new_zeros(tuple(local.shape))
+            return zeros_of
+        spec = self._unsharded_spec
+        if spec is not None and isinstance(grad, DTensor):
+            grad = grad.redistribute(placements=spec.placements)._local_tensor
         found: Tensor | None = grad
         return found
 
