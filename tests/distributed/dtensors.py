@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 CHECKS: dict[str, Callable[[Any], None]] = {}
-# What PyTorch does otherwise, or not on the CPU: an element that is written by a number, the gradient of attention, `item()`
-# of sums that are still to be taken, and optimizers that write by masks.
+# What PyTorch does otherwise, or not on the CPU: an element that is written by a number, the gradient of attention,
+# `item()` of sums that are still to be taken, and optimizers that write by masks.
 OURS = (
     "random", "dropout", "compiled", "scaler", "torch.save", "foreach", "written elements", "modules", "optimizers",
     "values",
