@@ -119,10 +119,11 @@ def train(torch: Any, device: str, steps: int, mesh: Any, compiled: Any = None) 
     F = torch.nn.functional
     model = model_of(torch)
     # Numbers that neither library draws.
-    for seed, p in enumerate(model.parameters()):
+    for seed, (name, p) in enumerate(model.named_parameters()):
         numbers = [((i * 7919 + seed * 104729 + 13) % 997) / 997 - 0.5 for i in range(p.numel())]
+        size, start = (0.1, 1.0) if "norm" in name and "weight" in name else (0.5, 0.0)
         with torch.no_grad():
-            p.add_(torch.tensor(numbers).reshape(p.shape) - p + (1.0 if p.dim() == 1 else 0.0))
+            p.copy_(torch.tensor(numbers).reshape(p.shape) * size + start)
     model = model.to(device)
     count = BATCH * (LENGTH + 1)
     tokens = (
@@ -138,7 +139,7 @@ def train(torch: Any, device: str, steps: int, mesh: Any, compiled: Any = None) 
         import contextlib
 
         loss_parallel = contextlib.nullcontext
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3, foreach=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.002, eps=1e-3, foreach=False)
     losses = []
 
     def step() -> Any:
