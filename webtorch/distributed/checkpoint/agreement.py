@@ -35,7 +35,7 @@ class _DistWrapper:
             return [value]
         found: Any = [None] * self.get_world_size() if self.is_coordinator else None
         objects.gather_object(value, found, self.root, self.group)
-        return found  # type: ignore[no-any-return]
+        return found
 
     def _attempt(self, function: Callable[[], T]) -> Any:
         try:
@@ -71,7 +71,7 @@ class _DistWrapper:
             result = made[0]
         if isinstance(result, CheckpointException):
             raise result
-        return result  # type: ignore[no-any-return]
+        return result
 
     def all_reduce(
         self, step: str, map_fun: Callable[[], T], reduce_fun: Callable[[list[T]], R]
@@ -83,7 +83,7 @@ class _DistWrapper:
             objects.broadcast_object_list(shared, self.root, self.group)
         if isinstance(shared[0], CheckpointException):
             raise shared[0]
-        return shared[0]  # type: ignore[no-any-return]
+        return shared[0]
 
     def all_gather(self, step: str, map_fun: Callable[[], T]) -> list[T]:
         """Return the values of all."""

@@ -6,6 +6,7 @@ A state that was got from a model on some processes is set into one on others, o
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def _given(state: State, options: StateDictOptions) -> State:
     return {} if alone and world.get_rank() else found
 
 
-def _as(value: Any, like: Tensor, options: StateDictOptions) -> Any:
+def _as(value: Any, like: Tensor) -> Any:
     """Return a value for a parameter or a part of its state: cut as that is, if it is whole."""
     if not isinstance(value, Tensor) or isinstance(value, DTensor):
         return value
@@ -212,7 +213,7 @@ def set_model_state_dict(
     for name, mine in own.items():
         clean = _name(model, name)
         if clean in left:
-            found[name] = _as(left.pop(clean), mine, options)
+            found[name] = _as(left.pop(clean), mine)
         elif options.strict and clean != name:
             raise RuntimeError(f"Missing key: {clean}.")
     on_meta = any(isinstance(x, Tensor) and x.is_meta for x in own.values())
@@ -387,7 +388,7 @@ def _numbered(
             name = next((n for n in names[id(p)] if n in saved), names[id(p)][0])
             of = state[_STATE].get(name)
             if of is not None:
-                found[_STATE][number] = mapped(dict(of), lambda x, p=p: _as(x, p, options))
+                found[_STATE][number] = mapped(dict(of), functools.partial(_as, like=p))
             elif p.requires_grad and options.strict and optimizer.state.get(p):
                 raise RuntimeError(
                     f"Missing optimizer state for parameter '{name}' in checkpoint. "

@@ -159,7 +159,7 @@ def _save_state_dict(
 
     def write() -> list[WriteResult]:
         """Write this process's parts."""
-        return writer.write_data(chosen.finish_plan(plan), chosen).wait()  # type: ignore[no-any-return]
+        return writer.write_data(chosen.finish_plan(plan), chosen).wait()
 
     def finish(results: list[list[WriteResult]]) -> Metadata:
         """Let the checkpoint be there."""

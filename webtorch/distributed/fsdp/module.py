@@ -273,10 +273,10 @@ class FSDPModule:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return a module of the original class, which slices of containers ask for."""
-        original = cls.__mro__[cls._orig_cls_mro_index]
-        made = original.__new__(original)
+        original: Any = cls.__mro__[cls._orig_cls_mro_index]
+        made = original.__new__(original, *args, **kwargs)
         if _Initializes.on:
-            made.__init__(*args, **kwargs)  # type: ignore[misc]
+            made.__init__(*args, **kwargs)
         return made
 
     def _get_fsdp_state(self) -> FSDPState:

@@ -137,7 +137,7 @@ class FSDPParam:
             mine = data.new_empty(tuple(self.sharded_size))
         if self.offload_to_cpu and not mine.is_meta:
             mine = mine.cpu()
-        self.sharded_param = Parameter(
+        self.sharded_param: Any = Parameter(
             DTensor(mine, self._spec, requires_grad=False), param.requires_grad
         )
         self._register(self.sharded_param)
