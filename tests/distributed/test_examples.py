@@ -37,6 +37,7 @@ def run(*arguments: str) -> str:
         ("ddp", "torch", _TORCHRUN, ()),
         ("ddp", "torch", (*_TORCHRUN, "-m", "webtorch", "run"), ("--device=cpu",)),
         ("fsdp2", "torch", _TORCHRUN, ()),
+        ("fsdp2", "torch", (*_TORCHRUN, "-m", "webtorch", "run"), ("--device=cpu",)),
         ("with_accelerate", "accelerate", _ACCELERATE, ()),
         ("with_lightning", "lightning", (), ()),
         ("with_trainer", "accelerate", _TORCHRUN, ()),

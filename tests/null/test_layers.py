@@ -28,8 +28,10 @@ ORDER = (
     "aten",
     "masked utils",
     "optim distributions func quantization",
+    "distributed.fsdp",
     "capture _higher_order_ops",
     "compiler io onnx pytorch",
+    "distributed.checkpoint",
     "fx",
     "as_torch",
     "web",
@@ -178,8 +180,10 @@ def imports_beside() -> list[Import]:
 
 
 def room(module: str) -> str:
-    """Return the first name below the package, or ""."""
-    return module.partition(".")[2].partition(".")[0]
+    """Return the longest name below the package that has a place in the order, else the first one, or ""."""
+    parts = module.split(".")[1:]
+    names = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    return next((name for name in names if name in LEVELS), parts[0] if parts else "")
 
 
 def below(module: str, parts: tuple[str, ...]) -> bool:

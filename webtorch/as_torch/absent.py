@@ -12,6 +12,11 @@ _PROCESSES = (
     "webtorch has the collectives of torch.distributed, DistributedDataParallel and DTensor; what is built on these is "
     "there for real PyTorch's device 'webgpu'"
 )
+_FSDP1 = (
+    "webtorch has no FullyShardedDataParallel (FSDP1): use torch.distributed.fsdp.fully_shard, layers first, the model "
+    "last"
+)
+_SAFETENSORS = "webtorch's distributed checkpoints are PyTorch's files; webtorch.io.save_model writes safetensors"
 QUANTIZED = "webtorch has no quantised tensors; webtorch.nn.quantized.quantize_ packs the weights of linear layers"
 _ONNX = "webtorch writes no ONNX file of TorchScript graphs"
 
@@ -38,10 +43,6 @@ ABSENT: dict[str, tuple[str, str]] = {
         "context_parallel implicit_replication local_map",
     ),
     "torch.distributed._composable": (_PROCESSES, ""),
-    "torch.distributed._composable.fsdp": (
-        _PROCESSES,
-        "CPUOffloadPolicy FSDPModule MixedPrecisionPolicy OffloadPolicy fully_shard register_fsdp_forward_method",
-    ),
     "torch.distributed._functional_collectives": (
         _PROCESSES,
         "all_gather_tensor all_reduce all_to_all_single all_to_all_single_autograd broadcast reduce_scatter_tensor "
@@ -52,35 +53,27 @@ ABSENT: dict[str, tuple[str, str]] = {
         "DistAutogradContext backward context get_gradients",
     ),
     "torch.distributed.checkpoint": (
-        _PROCESSES,
-        "FileSystemReader FileSystemWriter HuggingFaceStorageReader HuggingFaceStorageWriter async_save load save",
-    ),
-    "torch.distributed.checkpoint.default_planner": (
-        _PROCESSES,
-        "DefaultLoadPlanner DefaultSavePlanner",
+        _SAFETENSORS,
+        "HuggingFaceStorageReader HuggingFaceStorageWriter QuantizedHuggingFaceStorageReader",
     ),
     "torch.distributed.checkpoint.hf_storage": (
-        _PROCESSES,
+        _SAFETENSORS,
         "HuggingFaceStorageReader HuggingFaceStorageWriter",
     ),
-    "torch.distributed.checkpoint.state_dict": (
-        _PROCESSES,
-        "StateDictOptions get_model_state_dict get_optimizer_state_dict get_state_dict set_model_state_dict "
-        "set_optimizer_state_dict set_state_dict",
-    ),
     "torch.distributed.fsdp": (
-        _PROCESSES,
-        "BackwardPrefetch CPUOffload CPUOffloadPolicy FSDPModule FullStateDictConfig FullyShardedDataParallel "
-        "MixedPrecision MixedPrecisionPolicy OffloadPolicy ShardedStateDictConfig ShardingStrategy "
-        "StateDictType fully_shard register_fsdp_forward_method",
+        _FSDP1,
+        "BackwardPrefetch CPUOffload FlatParameter FullOptimStateDictConfig FullStateDictConfig "
+        "LocalOptimStateDictConfig LocalStateDictConfig MixedPrecision OptimStateDictConfig OptimStateKeyType "
+        "ShardedOptimStateDictConfig ShardedStateDictConfig ShardingStrategy StateDictConfig StateDictSettings "
+        "StateDictType",
     ),
     "torch.distributed.fsdp.fully_sharded_data_parallel": (
-        _PROCESSES,
-        "BackwardPrefetch CPUOffload FullOptimStateDictConfig FullStateDictConfig FullyShardedDataParallel "
-        "MixedPrecision ShardedOptimStateDictConfig ShardedStateDictConfig ShardingStrategy StateDictType",
+        _FSDP1,
+        "BackwardPrefetch CPUOffload FullOptimStateDictConfig FullStateDictConfig MixedPrecision "
+        "ShardedOptimStateDictConfig ShardedStateDictConfig ShardingStrategy StateDictType",
     ),
     "torch.distributed.fsdp.wrap": (
-        _PROCESSES,
+        _FSDP1,
         "ModuleWrapPolicy always_wrap_policy enable_wrap lambda_auto_wrap_policy size_based_auto_wrap_policy "
         "transformer_auto_wrap_policy wrap",
     ),

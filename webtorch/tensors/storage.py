@@ -443,5 +443,41 @@ class Storage:
         return self.elements * self.dtype.itemsize
 
 
+class Refilled(Storage):
+    """A storage whose value goes and comes again, such as that of a parameter which processes gather when they need it.
+
+    Neither is a write: what was saved of it for the backward pass finds the value that is there then.
+    """
+
+    __slots__ = ()
+
+    def fill(self, node: Node) -> None:
+        """Hold a value."""
+        with self.runtime.writing:
+            self.node, self.donor = node, None
+        self.runtime.add(self)
+
+    def empty(self) -> None:
+        """Let go of the value. Whoever reads it from now on gets RuntimeError."""
+        runtime = self.runtime
+        with runtime.writing:
+            if held(self) is not None:
+                del self.node
+            # Nobody who goes through all owners of values meets it. A value that is not computed yet is now a part of
+            # what reads it.
+            runtime.pending[:] = [r for r in runtime.pending if r() is not self]
+            runtime.settled.pop(id(self), None)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise RuntimeError for the value that is gone."""
+        if name == "node":
+            raise RuntimeError(
+                f"this tensor of {self.elements} {self.dtype} elements holds no memory: it is a parameter of a module "
+                "under fully_shard, which is gathered for the module's forward and backward alone. Call "
+                "module.unshard() first, or use the sharded parameter, which the module has now."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
 # Past `__getattr__`, which ends what a script has promised.
 _node_of: Callable[[Storage], Node] = vars(Storage)["node"].__get__

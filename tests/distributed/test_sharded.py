@@ -1,0 +1,93 @@
+"""`fully_shard` against PyTorch's, in two and four processes each."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+
+import webtorch as torch
+from tests.distributed.models import MODELS
+from tests.distributed.sharded import COMPILED, FOUR, TWO
+from webtorch.distributed.fsdp import FullyShardedDataParallel
+
+
+def _processes(library: str, device: str, ranks: int, *rest: str) -> list[dict[str, Any]]:
+    folder = mkdtemp()
+    command = [
+        sys.executable, "-W", "ignore", "-m", "tests.distributed.sharded", folder, library, device,
+    ]  # fmt: skip
+    # PyTorch shards on its accelerator, which our device would be.
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    started = [
+        subprocess.Popen(
+            [*command, str(rank), str(ranks), *rest], stderr=subprocess.PIPE, text=True, env=environment,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    for process in started:
+        _, said = process.communicate(timeout=500)
+        assert not process.returncode, said[-3000:]
+    return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@cache
+def _found(library: str, ranks: int, device: str = "cpu") -> list[dict[str, Any]]:
+    return _processes(library, device, ranks)
+
+
+def _check(name: str, ours: list[Any], theirs: list[Any]) -> None:
+    if name == "errors":
+        assert ours == theirs
+    elif "mixed" in name or name == "autocast":
+        # Of 16 bits.
+        assert ours == pytest.approx(theirs, rel=1e-2, abs=5e-3)
+    else:
+        assert ours == pytest.approx(theirs, rel=1e-5, abs=2e-6)
+
+
+@pytest.mark.parametrize("name", TWO)
+def test_two_processes_are_pytorchs(name: str) -> None:
+    for ours, theirs in zip(_found("webtorch", 2), _found("torch", 2), strict=True):
+        _check(name, ours[name], theirs[name])
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_compiled_functions_give_the_same(kind: str) -> None:
+    for found in _found("webtorch", 2):
+        _check(kind, found[f"compiled: {kind}"], found["plain"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", FOUR)
+def test_four_processes_are_pytorchs(name: str) -> None:
+    for ours, theirs in zip(_found("webtorch", 4), _found("torch", 4), strict=True):
+        _check(name, ours[name], theirs[name])
+
+
+def test_a_graphics_card_gives_what_the_cpu_gives() -> None:
+    for ours, theirs in zip(_found("webtorch", 2, "webgpu"), _found("torch", 2), strict=True):
+        assert ours["plain"] == pytest.approx(theirs["plain"], rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("device", "ranks", "steps"),
+    [("cpu", 1, 50), ("cpu", 2, 50), ("cpu", 4, 50), ("webgpu", 2, 3)],
+)
+def test_models_train_as_in_one_process(device: str, ranks: int, steps: int) -> None:
+    for ours in _processes("webtorch", device, ranks, str(steps)):
+        assert max(ours[name] for name in ours) < 1e-5, ours
+        assert set(MODELS) <= set(ours)
+
+
+def test_the_older_ways_name_the_new_one() -> None:
+    with pytest.raises(NotImplementedError, match="fully_shard"):
+        FullyShardedDataParallel(torch.nn.Linear(2, 2))
