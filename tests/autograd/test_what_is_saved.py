@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import time
 import weakref
+from functools import partial
 from typing import Any
 
 import pytest
@@ -403,3 +406,34 @@ def test_hooks_of_what_turns_a_weight_are_called() -> None:
         (y * y).sum().backward()
         found.append((seen, w.grad.tolist(), b.grad.tolist(), x.grad.tolist()))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("how", ["none", "hooks", "host", "part"])
+def test_logits_that_are_written_after_their_loss_have_the_gradient_of_before(how: str) -> None:
+    # PyTorch saves the logarithms of their softmax, and so may the logits be written.
+    found = []
+    for lib in (torch, webtorch):
+        graph = lib.autograd.graph
+        x = lib.tensor([[0.3, -1.2], [0.9, 0.1]], requires_grad=True)
+
+        def part(x: Any, lib: Any = lib) -> Any:
+            """Return a loss of logits, which are written before what comes after is computed."""
+            logits = lib.nn.functional.layer_norm(x, (2,), eps=0.1)
+            loss = lib.nn.functional.cross_entropy(logits, lib.tensor([0, 1]))
+            logits.transpose(1, 0).mul_(3.0)
+            return loss * loss
+
+        if how == "part":
+            importlib.import_module(lib.__name__ + ".utils.checkpoint").checkpoint(
+                part, x, use_reentrant=False
+            ).backward()
+        else:
+            hooks = {
+                "none": contextlib.nullcontext,
+                "hooks": partial(graph.saved_tensors_hooks, lambda x: x, lambda x: x),
+                "host": graph.save_on_cpu,
+            }[how]
+            with hooks():
+                part(x).backward()
+        found.append(x.grad.tolist())
+    assert found[1] == [pytest.approx(row, rel=1e-5) for row in found[0]]

@@ -559,7 +559,7 @@ class SavedTensor:
             else:
                 self.edge = gradient_edge(tensor)
         if mode.saved_hooks:
-            self._pack(tensor, *mode.saved_hooks[-1])
+            self._pack(tensor, *mode.saved_hooks[-1], apart=apart)
         elif apart or mode.mutation_allowed is not None:
             self._part(tensor)
         if mode.overwriting is not None:
@@ -598,14 +598,18 @@ class SavedTensor:
         self._pack(tensor, _unchanged, _unchanged)
 
     def _pack(
-        self, tensor: Tensor, pack: Callable[[Any], object], unpack: Callable[[Any], object]
+        self,
+        tensor: Tensor,
+        pack: Callable[[Any], object],
+        unpack: Callable[[Any], object],
+        apart: bool = False,
     ) -> None:
-        """Keep what a hook gives for the tensor in its place."""
+        """Keep what a hook gives for the tensor in its place; `apart`: for its value of now."""
         with no_grad():
             value = tensor if self._is_plain(tensor) else tensor.detach()
-            if mode.overwriting is not None:
+            if apart or mode.overwriting is not None:
                 value = tensor.detach()
-                # What is written in place now has its old value for whoever unpacks it.
+                # What is written in place has its old value for whoever unpacks it.
                 shared = tensor._storage
                 value._storage = value._counter = Storage(shared.share(), shared.runtime)
             version = value._counter.version
