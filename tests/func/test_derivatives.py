@@ -452,3 +452,45 @@ def test_an_argument_that_is_written_within_owes_nothing_to_the_transform(mapped
         return [g.tolist(), x.tolist(), g.requires_grad, x.requires_grad, x.is_leaf]
 
     assert run(webtorch) == run(torch)
+
+
+def _first(x: Any) -> Any:
+    v = x * 2
+    v.mul_(2)
+    return v.reshape(-1)
+
+
+def _rows(x: Any) -> Any:
+    v = x.prod(1)
+    v[::2] = v[::2].sin()
+    return v
+
+
+def _largest(x: Any) -> Any:
+    v = x.amax(1)
+    v[1:].mul_(2)
+    return v * 3
+
+
+def _diagonal(x: Any) -> Any:
+    v = (x * 2).contiguous()
+    v.diagonal().zero_()
+    return v.view(-1)
+
+
+def _placed(x: Any) -> Any:
+    v = x[:-1].clone()
+    v[:, [0]] *= 2
+    return v
+
+
+@pytest.mark.parametrize("function", [_first, _rows, _largest, _diagonal, _placed])
+def test_tangents_of_what_is_written_have_the_shape_of_the_view(function: Any, device: str) -> None:
+    values, along = [[0.3, -1.2], [0.9, 0.1], [-0.4, 2.0]], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
+    x, u = torch.tensor(values), torch.tensor(along)
+    theirs = torch.func.jvp(function, (x,), (u,))
+    x, u = (webtorch.tensor(v, device=device) for v in (values, along))  # type: ignore[assignment]
+    ours = webtorch.func.jvp(function, (x,), (u,))
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.shape == b.shape
+        assert a.flatten().tolist() == pytest.approx(b.flatten().tolist(), rel=1e-5)

@@ -147,7 +147,7 @@ class Level:
         if tangent is None:
             tangent = primitive.fill(x._shape, 0, flat.dtype, flat.device)
         primitive.write(_seen(new, x), tangent)
-        self.tangents[x._storage] = (new, ((x._storage.elements,), (1,), 0, ()))
+        self.tangents[x._storage] = (new, (new._shape, contiguous_strides(new._shape), 0, ()))
 
 
 def _geometry(x: Tensor) -> object:
