@@ -487,9 +487,8 @@ def _placed(x: Any) -> Any:
 @pytest.mark.parametrize("function", [_first, _rows, _largest, _diagonal, _placed])
 def test_tangents_of_what_is_written_have_the_shape_of_the_view(function: Any, device: str) -> None:
     values, along = [[0.3, -1.2], [0.9, 0.1], [-0.4, 2.0]], [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]
-    x, u = torch.tensor(values), torch.tensor(along)
-    theirs = torch.func.jvp(function, (x,), (u,))
-    x, u = (webtorch.tensor(v, device=device) for v in (values, along))  # type: ignore[assignment]
+    theirs = torch.func.jvp(function, (torch.tensor(values),), (torch.tensor(along),))
+    x, u = (webtorch.tensor(v, device=device) for v in (values, along))
     ours = webtorch.func.jvp(function, (x,), (u,))
     for a, b in zip(ours, theirs, strict=True):
         assert a.shape == b.shape
