@@ -46,12 +46,16 @@ EXAMPLES = {
     "basics": "First steps",
 }
 # Neither PyTorch nor TensorBoard nor LLVM nor a command line is in a page, nor are the files of language models
-# (`webtorch.llm.export` writes a page for one), nor what serves and builds pages: what needs them is left out.
+# (`webtorch.llm.export` writes a page for one), nor several processes, nor what serves and builds pages: what needs
+# them is left out.
 _LEFT_OUT = {
     "__pycache__",
     "pytorch",
     "cli",
     "llm",
+    "fsdp",
+    "checkpoint",
+    "tensor",
     "tensorboard.py",
     "wasm",
     "chat",
