@@ -483,6 +483,15 @@ def test_parts_and_facts(device: str) -> None:
         weight[3]
 
 
+def test_slices_that_begin_within_words(device: str) -> None:
+    # A row has 102 bytes: two of them fill groups of blocks, but begin in the middle of a word.
+    weight = packed("Q8_0", drawn("Q8_0", 5, 96), device, 96)
+    whole = weight.dequantize()
+    for part in (slice(1, 3), slice(1, 2), slice(3, None), slice(0, 0), slice(3, 1)):
+        assert weight[part].shape == whole[part].shape
+        assert webtorch.equal(weight[part].dequantize(), whole[part])
+
+
 def test_what_does_not_fit_is_refused() -> None:
     data = webtorch.zeros(144, dtype=webtorch.uint8)
     with pytest.raises(ValueError, match="unknown format 'Q9'"):

@@ -234,6 +234,7 @@ class PackedTensor(_Packed):
             raise IndexError(
                 f"index {index} is out of range, or has a step, for a size of {len(self)}"
             )
+        stop = max(start, stop)
         shape = (stop - start, *self.shape[1:]) if isinstance(index, slice) else self.shape[1:]
         length = self.nbytes // len(self)
         begin, end = start * length, stop * length
@@ -365,5 +366,7 @@ def in_words(data: Tensor, form: Format) -> Tensor:
     rest = -data.numel() % (form.together * form.nbytes)
     if rest:
         data = webtorch.cat([data, webtorch.zeros(rest, dtype=uint8, device=data.device)])
+    elif data.storage_offset() % WORD:
+        data = data.clone()  # A part whose first byte is in the middle of a word.
     # A view computes each word of its bytes wherever it is read: this one is computed once.
     return data.view(int32).clone()
