@@ -3,8 +3,9 @@
     python -m tests.distributed.saved FOLDER webtorch 0 2 save,go PLACE
 
 Each rank writes into the folder what it found. What is done: "train" some steps, "save" (or "async") into PLACE, "load"
-from there into another model that was trained otherwise, "full" saves the whole state as rank 0 has it and "spread"
-sets it from there. At the end the model trains on: on a batch that is the same for any number of processes.
+from there into another model that was trained otherwise, "full" gets the whole state as rank 0 has it and sets it from
+there, "offload" does so with parts; both train between. At the end the model trains on: on a batch that is the same for
+any number of processes.
 """
 
 from __future__ import annotations
@@ -74,10 +75,17 @@ def run(torch: Either, ways: list[str], place: str) -> dict[str, Any]:
             whole = options(full_state_dict=True, cpu_offload=True)
             full = states.get_state_dict(model, optimizer, options=whole)
             found["names"] = sorted(full[0]), sorted(full[1].get("state", {}))
-            # In the host's memory such a state is no copy: what is trained meanwhile would count steps in it.
+            # In the host's memory such a state shares step counts with the optimizer, on all processes alike.
+            _step(torch, model, optimizer, 7)
             spread = options(full_state_dict=True, broadcast_from_rank0=True)
             states.set_model_state_dict(model, full[0], options=spread)
             states.set_optimizer_state_dict(model, optimizer, full[1], options=spread)
+        elif way == "offload":
+            parts = states.get_state_dict(model, optimizer, options=options(cpu_offload=True))
+            _step(torch, model, optimizer, 8)
+            states.set_state_dict(
+                model, optimizer, model_state_dict=parts[0], optim_state_dict=parts[1]
+            )
         elif way == "flat":
             flat = options(flatten_optimizer_state_dict=True)
             moments = states.get_optimizer_state_dict(model, optimizer, options=flat)

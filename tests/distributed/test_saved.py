@@ -66,8 +66,10 @@ def test_four_save_and_two_and_one_load(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_whole_and_flat_states_are_pytorchs(tmp_path: Path) -> None:
-    ours = _run("webtorch", 2, "train,full,flat", tmp_path)
-    for mine, other in zip(ours, _run("torch", 2, "train,full,flat", tmp_path), strict=True):
+    ours = _run("webtorch", 2, "train,full,offload,flat", tmp_path)
+    for mine, other in zip(
+        ours, _run("torch", 2, "train,full,offload,flat", tmp_path), strict=True
+    ):
         _same(mine, other)
         assert (mine["names"], mine["flat"]) == (other["names"], other["flat"])
 

@@ -865,7 +865,7 @@ class Optimizer:
             loaded = _moved(param, value)
             if isinstance(loaded, dict) and "step" in loaded:
                 # Equal counts of a group share one tensor again (see _advanced).
-                saved_step = _counted(value["step"])
+                saved_step = counted(value["step"])
                 node = saved_step._storage.node if isinstance(saved_step, Tensor) else saved_step
                 if id(node) not in counts:
                     counts[id(node)] = (node, float(saved_step))
@@ -897,7 +897,7 @@ Optimizer.step = _hooked(Optimizer.step, takes_closure=True)  # type: ignore[met
 _count_of: WeakKeyDictionary[Storage, Tensor] = WeakKeyDictionary()
 
 
-def _counted(step: object) -> Any:
+def counted(step: object) -> Any:
     """Return the step count of which a saved one is a copy, or that itself."""
     return _count_of.get(step._storage, step) if isinstance(step, Tensor) else step
 

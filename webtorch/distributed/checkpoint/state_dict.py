@@ -21,7 +21,7 @@ from webtorch.functions import public as webtorch
 from webtorch.ir.lines import user_depth
 from webtorch.nn.module import Module
 from webtorch.nn.state_dict import _EXTRA_STATE_KEY_SUFFIX, _IncompatibleKeys
-from webtorch.optim.optimizer import Optimizer
+from webtorch.optim.optimizer import Optimizer, counted
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.tensor import Tensor
 
@@ -118,6 +118,8 @@ def _sent(state: State | None) -> State:
 
     def noted(x: Tensor) -> _Sent:
         """Keep a tensor, and send what it is like."""
+        # Of a step count this process would take the count itself, and others what it was.
+        x = counted(x)
         tensors.append(x.full_tensor() if isinstance(x, DTensor) else x)
         return _Sent(tuple(x.shape), x.dtype)
 

@@ -443,6 +443,15 @@ def specially(name: str) -> Callable[[Callable[[Calls], Any]], Callable[[Calls],
     return note
 
 
+@specially("cpu")
+@specially("webgpu")
+def _on_device(call: Calls) -> Any:
+    """Return a DTensor of the part on another device."""
+    (x,) = call.tensors
+    assert isinstance(x, DTensor)
+    return x._like(call._call({id(x): x._local_tensor}))
+
+
 def _spread(entry: Op, name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Give an argument by its name; sizes that were given one by one go by that of their list."""
     kind = entry.parameters.parameters[name].kind
