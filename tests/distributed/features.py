@@ -74,6 +74,132 @@ def _sparse(torch: Either) -> list[float]:
     return [float(n) for n in (*grad.indices().flatten(), *grad.values().flatten())]
 
 
+def _sparse_sums(torch: Either) -> list[float]:
+    """Sums of sparse tensors, of other numbers of values on each process, and of none; what is refused."""
+    dist, rank, found = torch.distributed, torch.distributed.get_rank(), []
+    places = torch.tensor([[0, 2, 2 + rank], [1, 0, 1]])
+    for op in ("SUM", "MAX"):
+        x = torch.sparse_coo_tensor(places, torch.tensor([1.0, 2.0, 3.0]) * (rank + 1), (5, 3))
+        try:
+            dist.all_reduce(x, op=getattr(dist.ReduceOp, op))
+            found += x.to_dense().flatten().tolist()
+        except RuntimeError as error:
+            found.append(float("only works with ReduceOp.SUM" in str(error)))
+    for count in (2 * rank, 0):
+        rows = torch.zeros(1, count, dtype=torch.int64) + 3
+        y = torch.sparse_coo_tensor(rows, torch.ones(count, 2), (5, 2))
+        work = dist.all_reduce(y, async_op=True)
+        work.wait()
+        found += [*y.to_dense().flatten().tolist(), y._nnz(), float(work.is_completed())]
+    z = torch.sparse_coo_tensor(places, torch.ones(3), (5, 3 + rank))
+    try:
+        dist.all_reduce(z)
+    except RuntimeError as error:
+        found.append(float("Sparse dimensions do not match" in str(error)))
+    return found
+
+
+def _functional(torch: Either) -> list[float]:
+    """Collectives with gradients."""
+    functional = import_module(f"{torch.__name__}.distributed.nn.functional")
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    found, weight = [], torch.arange(4.0) + 1
+
+    def ends(outs: Either, *leaves: Either) -> None:
+        """Take results and gradients."""
+        sum((x * weight * (i + 1 + rank)).sum() for i, x in enumerate(outs)).backward()
+        for x in (*outs, *(leaf.grad for leaf in leaves)):
+            found.extend(x.detach().flatten().tolist())
+
+    def made(count: int = 1) -> list[Either]:
+        """Return leaves."""
+        return [(torch.arange(4.0) * (i + 1) + rank).requires_grad_() for i in range(count)]
+
+    for call in (functional.all_reduce, lambda x: functional.broadcast(x, 1)):
+        (x,) = made()
+        ends([call(x)], x)
+    (x,) = made()
+    out = functional.reduce(x, 1)
+    # On other processes PyTorch's result is what the sum has left there.
+    (out * weight * rank).sum().backward()
+    found += x.grad.tolist() + (out.tolist() if rank else [])
+    (x,) = made()
+    out = functional.gather(x, 1)
+    sum((y * weight * (i + 1)).sum() for i, y in enumerate(out)).backward()
+    found += x.grad.tolist() + torch.stack(out).flatten().tolist()
+    xs = made(ranks)
+    out = functional.scatter(xs, 0)
+    (out * weight * (rank + 1)).sum().backward()
+    found += [n for x in (out, *(x.grad for x in xs)) for n in x.flatten().tolist()]
+    xs, given = made(ranks), [torch.zeros(4) for _ in range(ranks)]
+    ends(functional.all_to_all(given, xs), *xs)
+    found += torch.stack(given).flatten().tolist()
+    x, given = torch.arange(6.0).reshape(3, 2).requires_grad_(), torch.zeros(3, 2)
+    sizes = [2, 1] if rank else [1, 2]
+    out = functional.all_to_all_single(given, x, sizes, sizes)
+    (out * torch.arange(2.0) * (rank + 1)).sum().backward()
+    found += [n for y in (out, given, x.grad) for n in y.flatten().tolist()]
+    return found
+
+
+def _groups(torch: Either) -> list[float]:
+    """Lists of tensors of all, errors of stores, and what groups can."""
+    dist, rank = torch.distributed, torch.distributed.get_rank()
+    found = [float(issubclass(dist.DistStoreError, dist.DistError))]
+    found += [float(dist.supports_complex(op)) for op in (dist.ReduceOp.MAX, dist.ReduceOp.SUM)]
+    found.append(float(dist.get_default_backend_for_device("cpu") == "gloo"))
+    lists = [[torch.zeros(2), torch.zeros(3)] for _ in range(2)]
+    dist.all_gather_coalesced(lists, [torch.ones(2) + rank, torch.ones(3) * 5 - rank])
+    return found + torch.cat([x for of_rank in lists for x in of_rank]).tolist()
+
+
+def _zero(torch: Either) -> list[float]:
+    """States of an optimizer that are shared out, saved whole and loaded again; inputs that end early."""
+    if torch.__name__ == "torch":
+        optimizers = import_module("torch.distributed.optim")
+    else:
+        optimizers = import_module("webtorch.optim.zero_redundancy_optimizer")
+    shared_out = optimizers.ZeroRedundancyOptimizer
+    join = import_module(f"{torch.__name__}.distributed.algorithms.join").Join
+    dist, rank, found = torch.distributed, torch.distributed.get_rank(), []
+
+    def steps(model: Either, optimizer: Either, count: int) -> None:
+        """Train."""
+        for step in range(count):
+            optimizer.zero_grad()
+            model(_input(torch, step)).square().mean().backward()
+            optimizer.step()
+        found.extend(n for p in model.parameters() for n in p.flatten().tolist())
+
+    model = _wrapped(torch, _net(torch))
+    optimizer = shared_out(model.parameters(), torch.optim.AdamW, lr=0.01, eps=1e-3)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    steps(model, optimizer, 3)
+    schedule.step()
+    steps(model, optimizer, 2)
+    try:
+        optimizer.state_dict()
+    except RuntimeError as error:
+        found.append(float("has not been consolidated on this rank" in str(error)))
+    optimizer.consolidate_state_dict(0)
+    box = [None if rank else optimizer.state_dict()]
+    dist.broadcast_object_list(box, 0)
+    state = box[0]["state"]
+    found += [n for key in sorted(state) for n in state[key]["exp_avg"].flatten().tolist()]
+    other = _wrapped(torch, _net(torch))
+    other.load_state_dict(model.state_dict())
+    again = shared_out(other.parameters(), torch.optim.AdamW, lr=0.3, eps=1e-3)
+    again.load_state_dict(box[0])
+    steps(other, again, 2)
+    found.append(again.param_groups[0]["lr"])
+    last = _wrapped(torch, _net(torch))
+    optimizer = shared_out(last.parameters(), torch.optim.SGD, lr=0.05, momentum=0.9)
+    with join([last, optimizer]):
+        steps(last, optimizer, 2 + rank)
+    found += [n for p in last.parameters() for n in p.flatten().tolist()]
+    return found
+
+
 def _power(torch: Either) -> list[float]:
     """PowerSGD of matrices that are compressed without loss."""
     hooks = import_module(f"{torch.__name__}.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
@@ -174,6 +300,10 @@ FEATURES = {
     "quantized": _quantized,
     "join": _join,
     "sparse": _sparse,
+    "sparse sums": _sparse_sums,
+    "functional": _functional,
+    "groups": _groups,
+    "ZeRO": _zero,
     "PowerSGD": _power,
     "hooks": _hooks,
 }

@@ -79,7 +79,7 @@ ABSENT: dict[str, tuple[str, str]] = {
     ),
     "torch.distributed.optim": (
         _PROCESSES,
-        "DistributedOptimizer ZeroRedundancyOptimizer",
+        "DistributedOptimizer",
     ),
     "torch.distributed.rpc": (
         _PROCESSES,

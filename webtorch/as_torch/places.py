@@ -153,8 +153,15 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.jit.annotations": ("webtorch.as_torch.names.jit_internal",),
     "torch.distributed.constants": ("webtorch.distributed",),
     "torch.distributed.distributed_c10d": ("webtorch.distributed",),
-    "torch.distributed.optim": ("webtorch.optim.post_localSGD_optimizer",),
+    "torch.distributed.optim": (
+        "webtorch.optim.post_localSGD_optimizer",
+        "webtorch.optim.zero_redundancy_optimizer",
+        "webtorch.as_torch.names.functional_optim",
+    ),
     "torch.distributed.optim.post_localSGD_optimizer": ("webtorch.optim.post_localSGD_optimizer",),
+    "torch.distributed.optim.zero_redundancy_optimizer": (
+        "webtorch.optim.zero_redundancy_optimizer",
+    ),
     "torch.distributed.optim.utils": ("webtorch.as_torch.names.functional_optim",),
     "torch.distributed.rendezvous": ("webtorch.distributed.rendezvous",),
     "torch.distributed.checkpoint": ("webtorch.distributed.checkpoint",),

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from webtorch.distributed.bucket import GradBucket
 from webtorch.distributed.collectives import (
     P2POp,
     _coalescing_manager,
     all_gather,
+    all_gather_coalesced,
     all_gather_into_tensor,
     all_gather_single,
     all_reduce,
@@ -49,7 +51,7 @@ from webtorch.distributed.objects import (
     send_object_list,
 )
 from webtorch.distributed.reduction import ReduceOp, reduce_op
-from webtorch.distributed.rendezvous import STORES as _STORES
+from webtorch.distributed.rendezvous import FOREIGN as _FOREIGN
 from webtorch.distributed.rendezvous import is_torchelastic_launched
 from webtorch.distributed.world import (
     Backend,
@@ -57,6 +59,7 @@ from webtorch.distributed.world import (
     default_pg_timeout,
     destroy_process_group,
     get_backend,
+    get_default_backend_for_device,
     get_global_rank,
     get_group_rank,
     get_node_local_rank,
@@ -76,11 +79,12 @@ from webtorch.distributed.world import (
     new_group,
     new_subgroups,
     new_subgroups_by_enumeration,
+    supports_complex,
 )
 
 
 def __getattr__(name: str) -> Any:
-    """Return a store of PyTorch's, which is loaded for it."""
-    if name in _STORES:
-        return getattr(_engine().c10d, name)
+    """Return what PyTorch has of stores, which is loaded for it."""
+    if name in _FOREIGN:
+        return getattr(_engine().torch.distributed, name)
     raise AttributeError(f"module 'webtorch.distributed' has no attribute {name!r}")

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from webtorch.distributed import sparse_sum
 from webtorch.distributed.engine import Foreign, engine
-from webtorch.distributed.group import Hosts, Work, go_on_as_usual
+from webtorch.distributed.group import Hosts, ProcessGroup, Work, go_on_as_usual
 from webtorch.distributed.reduction import ReduceOp
 from webtorch.distributed.world import Group, member, rank_in_group
 from webtorch.tensors.tensor import Tensor
@@ -92,11 +93,15 @@ def _ended(work: Work, async_op: bool) -> Work | None:
 def all_reduce(
     tensor: Tensor, op: Any = ReduceOp.SUM, group: Group = None, async_op: bool = False
 ) -> Work | None:
-    """Let the tensor of each process become the sum (or what `op` says) of all."""
+    """Let the tensor of each process become the sum (or what `op` says) of all; of sparse COO tensors the sum alone,
+    which waits until all have told how many values theirs have.
+    """
     _tensor(tensor, "tensor")
     found = member(group, "all_reduce")
     if found is None:
         return None
+    if tensor.is_sparse:
+        return _ended(_sparse_sum(tensor, op, found), async_op)
     chosen, kind = _reduced("all_reduce", op, tensor)
 
     def issue(gloo: Foreign, given: Hosts, written: Hosts) -> Foreign:
@@ -104,6 +109,21 @@ def all_reduce(
         return gloo.allreduce(written, _options("AllreduceOptions", reduceOp=kind))
 
     return _ended(found.call("all_reduce", [tensor], [tensor], issue, chosen), async_op)
+
+
+def _sparse_sum(tensor: Tensor, op: Any, group: ProcessGroup) -> Work:
+    if ReduceOp(op) is not ReduceOp.SUM:
+        raise RuntimeError(
+            "all_reduce: unsupported reduction operation (allreduce of sparse tensors only works with ReduceOp.SUM)"
+        )
+
+    def gather(out: Tensor, x: Tensor) -> Work:
+        """Begin to join the tensors of all."""
+        work = all_gather_into_tensor(out, x, group, async_op=True)
+        assert work is not None
+        return work
+
+    return sparse_sum.begin(tensor, group.size(), gather)
 
 
 def all_reduce_coalesced(
@@ -187,6 +207,29 @@ def all_gather(
         return gloo.allgather([written], given)
 
     return _ended(found.call("all_gather", [tensor], tensor_list, issue), async_op)
+
+
+def all_gather_coalesced(
+    output_tensor_lists: Sequence[Sequence[Tensor]],
+    input_tensor_list: Sequence[Tensor],
+    group: Group = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Fill the list of each process with its tensors: what `all_gather` does of one."""
+    _tensors(input_tensor_list, "tensor")
+    if not isinstance(output_tensor_lists, list):
+        raise TypeError("Invalid function argument: output_tensor_lists should be a list")
+    works = [
+        all_gather([of_rank[i] for of_rank in output_tensor_lists], x, group, True)
+        for i, x in enumerate(input_tensor_list)
+    ]
+    last = works[-1] if works else None
+    if async_op:
+        return last
+    for work in works:
+        if work is not None:
+            work.wait()
+    return None
 
 
 def all_gather_into_tensor(

@@ -9,7 +9,12 @@ from urllib.parse import parse_qs, urlsplit
 
 from webtorch.distributed.engine import engine
 
-STORES = frozenset(("FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"))
+# What processes meet by, what that raises, and how much it says: PyTorch's, loaded for who asks.
+FOREIGN = frozenset((
+    "DebugLevel", "DistBackendError", "DistError", "DistNetworkError", "DistStoreError", "FileStore", "HashStore",
+    "PrefixStore", "QueueEmptyError", "Store", "TCPStore", "get_debug_level", "set_debug_level",
+    "set_debug_level_from_env",
+))  # fmt: skip
 
 
 def is_torchelastic_launched() -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from webtorch.distributed import engine as engines
 from webtorch.distributed.engine import engine
 from webtorch.distributed.group import ProcessGroup
+from webtorch.distributed.reduction import ReduceOp
 from webtorch.distributed.rendezvous import meet
 from webtorch.ir.lines import user_depth
 
@@ -314,6 +315,16 @@ def new_group(
     made.group_desc = group_desc or "undefined"
     _world.groups[name] = made
     return made
+
+
+def get_default_backend_for_device(device: object) -> str:
+    """Return "gloo", which connects the processes whatever their device is."""
+    return "gloo"
+
+
+def supports_complex(reduce_op: int) -> bool:
+    """Whether complex tensors can be reduced so."""
+    return ReduceOp(reduce_op) in (ReduceOp.SUM, ReduceOp.AVG, ReduceOp.PREMUL_SUM)
 
 
 def new_subgroups(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from webtorch.distributed.algorithms.join import Join, Joinable, JoinHook
 from webtorch.distributed.bucket import GradBucket
-from webtorch.distributed.collectives import all_gather_into_tensor, all_reduce, broadcast
+from webtorch.distributed.collectives import all_reduce, broadcast
 from webtorch.distributed.group import ProcessGroup, go_on_as_usual
 from webtorch.distributed.objects import broadcast_object_list
 from webtorch.distributed.reduction import ReduceOp
@@ -103,35 +103,6 @@ def _used(outputs: object) -> set[int]:
     return reached | {id(x) for x in _leaves(outputs)}
 
 
-class _SparseMean:
-    """The mean of sparse gradients: the places and values of all processes, each of which has its own number."""
-
-    def __init__(self, gradient: Tensor, group: ProcessGroup) -> None:
-        self._gradient, self._group = gradient.coalesce(), group
-        self._counts = zeros(group.size(), dtype=int64)
-        mine = tensor([self._gradient._nnz()], dtype=int64)
-        self._work = all_gather_into_tensor(self._counts, mine, group, async_op=True)
-
-    def wait(self) -> Tensor:
-        """Return it."""
-        assert self._work is not None
-        self._work.wait()
-        counts, mine = self._counts.tolist(), self._gradient
-        if not max(counts):
-            return mine
-        places = self._joined(mine.indices().t(), counts).t()
-        values = self._joined(mine.values(), counts)
-        return sparse_coo_tensor(places, values, mine.shape).coalesce()
-
-    def _joined(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return the rows of all processes."""
-        most, rest = max(counts), tuple(rows.shape[1:])
-        padding = zeros(most - rows.shape[0], *rest, dtype=rows.dtype, device=rows.device)
-        found = zeros(len(counts) * most, *rest, dtype=rows.dtype, device=rows.device)
-        all_gather_into_tensor(found, cat([rows, padding]), self._group)
-        return cat([found[most * i : most * i + n] for i, n in enumerate(counts)])
-
-
 class _Reducer:
     """Collects gradients in buckets, and sends them: as `dtype`, where one is given; those of the ids `sparse` as
     places and values. `is_static`: all passes use the same parameters.
@@ -214,7 +185,7 @@ class _Reducer:
             work: Any
             if id(bucket[0]) in self.sparse and self.hook is None:
                 made = GradBucket(number, _sparse(bucket[0], given[0]), bucket, last)
-                work = _SparseMean(made.buffer(), self.group)
+                work = all_reduce(made.buffer(), group=self.group, async_op=True)
             else:
                 flat = cat([_flat(p, g) for p, g in zip(bucket, given, strict=True)])
                 made = GradBucket(
@@ -251,8 +222,8 @@ class _Reducer:
     def _arrived(self, bucket: GradBucket, work: Any) -> list[Tensor]:
         """Wait for a bucket, and return the means."""
         found, size = work.wait(), self.group.size()
-        if isinstance(work, _SparseMean):
-            return [found / self.count]
+        if bucket.buffer().is_sparse:
+            return [bucket.buffer() / self.count]
         if self.hook is not None:
             bucket.set_buffer(found[0] if isinstance(found, (list, tuple)) else found)
             if self.count != size:
