@@ -99,6 +99,24 @@ class Trainer:
         return loss
 
 
+def _shown() -> list[str]:
+    """Return what a function that is cut at two sums says of itself."""
+
+    def summed(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sum up twice."""
+        y = x * 2
+        dist.all_reduce(y)
+        z = y + x
+        dist.all_reduce(z)
+        return z * 3, y
+
+    step = torch.compile(summed)
+    for _ in range(2):
+        step(torch.ones(3))
+    steps = [line.split()[1] for line in str(step.explain()).splitlines()[4:9]]
+    return [str(step.program()), " ".join(steps), str(step.memory_plan()).splitlines()[0]]
+
+
 def _trained(
     compiled: bool,
     kind: str,
@@ -356,7 +374,7 @@ def main(folder: str, size: str, rank: str) -> None:
         found[name] = [worst, parts]
     found["collectives"], found["decides"] = _collectives(), _decides()
     if int(size) == 2:
-        found["failures"] = _failures()
+        found["failures"], found["shown"] = _failures(), _shown()
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

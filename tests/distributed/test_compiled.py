@@ -76,3 +76,26 @@ def test_failures_are_those_of_uncompiled_steps() -> None:
             assert compiled[i] == plain[i]
         assert compiled[3 if rank == 0 else 1].startswith("all_reduce of torch.float32 (")
         assert "was destroyed" in plain[4] and "was destroyed" in compiled[4]
+
+
+PROGRAM = """\
+program  5 steps, 5 routines, 2 arguments
+  #0: input float32[3]
+  #1: temporary float32[3]
+  #2: output float32[3]
+  #3: temporary float32[3]
+  #4: temporary float32[3]
+  #5: output float32[3]
+  mul(#0, #1, a1)
+  all_reduce(#1, #2)
+  add(#2, #0, #3)
+  all_reduce(#3, #4)
+  mul(#4, #5, a0)"""
+
+
+def test_a_cut_step_shows_its_programs_and_the_collectives_between_in_order() -> None:
+    for found in _found(2):
+        program, steps, memory = found["shown"]
+        assert program == PROGRAM
+        assert steps == "mul all_reduce add all_reduce mul"
+        assert memory == "peak 72 B: 12 B of inputs, 24 B of new outputs, 36 B in between"

@@ -248,6 +248,41 @@ def test_parameters_at_one_step_share_one_counter(device: str) -> None:
     assert len({id(other.state[p]["step"]) for p in ours}) == 1
 
 
+def kept_counts(lib: Any, device: str, compiled: bool) -> list[Any]:
+    """Keep a state dict, train on, and return its step counts at each step, and those of a file of it."""
+    params = [lib.ones(size, device=device, requires_grad=True) for size in (2, 3, 4)]
+    optimizer = lib.optim.AdamW(params, lr=0.1)
+
+    def step() -> None:
+        for p in params:
+            p.grad = p.detach() * 0.5
+        optimizer.step()
+
+    train = webtorch.compile(step) if compiled and lib is webtorch else step
+    train()
+    kept, found = optimizer.state_dict(), []
+    for _ in range(8):
+        train()
+        found.append([float(s["step"]) for s in kept["state"].values()])
+    file = io.BytesIO()
+    lib.save(kept, file)
+    copied = deepcopy(kept)
+    train()
+    file.seek(0)
+    for saved in (lib.load(file, map_location="cpu"), copied, kept):
+        found.append([s["step"].item() for s in saved["state"].values()])
+        if saved is not kept:
+            found.append(len({s["step"].data_ptr() for s in saved["state"].values()}))
+    optimizer.load_state_dict(kept)
+    train()
+    return [*found, [s["step"].item() for s in optimizer.state_dict()["state"].values()]]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_step_counts_of_a_state_dict_that_is_kept_go_on(device: str, compiled: bool) -> None:
+    assert kept_counts(webtorch, device, compiled) == kept_counts(torch, "cpu", compiled)
+
+
 def counts_and_moments(lib: Any, device: str) -> list[Any]:
     """Load one state dict twice, step; return what all that share it hold."""
 

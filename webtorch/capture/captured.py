@@ -13,7 +13,6 @@ from operator import attrgetter
 from typing import Any
 
 from webtorch.capture.backward import Backward
-from webtorch.capture.cut import Cut
 from webtorch.capture.outside import Length, Option, Place, Survey, attributes, is_record
 from webtorch.functions.random import Generator, default_generator
 from webtorch.ir.dtype import Scalar
@@ -122,10 +121,7 @@ class Capture:
     def input_names(self) -> dict[int, str]:
         """Return the names of the program's inputs, by their number, as far as they have any."""
         known = self.watched.names() if self.watched is not None else {}
-        places = {i: i for i in range(len(self.sources))}
-        if isinstance(self.executable, Cut):
-            places = self.executable.inputs_of_program()
-        named = ((i, self._source_name(self.sources[k], known)) for i, k in places.items())
+        named = ((i, self._source_name(source, known)) for i, source in enumerate(self.sources))
         return {i: name for i, name in named if name}
 
     def backward_names(self) -> dict[int, str]:

@@ -8,19 +8,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 from webtorch.capture.graphs import above, copied, part_of, split_at
-from webtorch.ir.graph import Graph, Output
-from webtorch.ir.program import Program
+from webtorch.ir.dtype import DType, Scalar
+from webtorch.ir.graph import Graph, GraphNode, Output
+from webtorch.ir.kernel import Access, BufferSlot, Host, Routine
+from webtorch.ir.program import (
+    BufferDecl,
+    Copy,
+    Dispatch,
+    Program,
+    Role,
+    Separation,
+    Site,
+    Step,
+)
+from webtorch.ir.view import numel
 from webtorch.runtime.arrivals import Arrival
 from webtorch.runtime.backend import Buffer, Executable
 from webtorch.runtime.interrupt import whole
 from webtorch.runtime.realize import Runtime
 from webtorch.runtime.watch import watch
 from webtorch.tensors.host import HostCall
-
-_NOTHING = Program((), (), (), (), (), ())
 
 
 class Piece(NamedTuple):
@@ -49,15 +61,14 @@ class Cut:
         coming: Sequence[Sequence[int]],
         inputs: Sequence[int],
         outputs: Sequence[int],
+        nodes: Sequence[GraphNode],
     ) -> None:
         """`pieces`: one before each call, where there is anything to compute, and one after the last. The others are
-        numbers of nodes: what each call is given, what comes of it, and what all of it reads and gives.
+        numbers of `nodes`: what each call is given, what comes of it, and what all of it reads and gives.
         """
+        self._nodes = nodes
         self._runtime, self._pieces, self.calls = runtime, pieces, calls
         self._given, self._coming, self._inputs, self._outputs = given, coming, inputs, outputs
-        programs = [p.executable.program for p in self.pieces]
-        # That of the most steps stands for all.
-        self.program = max(programs, key=lambda p: len(p.steps), default=_NOTHING)
         self.scratch_bytes = max([p.executable.scratch_bytes for p in self.pieces], default=0)
         # By number, what nobody reads after a piece and the call behind it.
         last = {n: number for number, p in enumerate(pieces) if p for n in p.outputs}
@@ -74,11 +85,16 @@ class Cut:
         """The parts that compute something, in order."""
         return [piece for piece in self._pieces if piece is not None]
 
-    def inputs_of_program(self) -> dict[int, int]:
-        """Return which of the inputs those of `program` are, by number, as far as they are any."""
-        piece = next(p for p in self.pieces if p.executable.program is self.program)
-        places = {n: k for k, n in enumerate(self._inputs)}
-        return {i: places[n] for i, n in enumerate(piece.inputs) if n in places}
+    @cached_property
+    def program(self) -> Program:
+        """All programs in order as one, with the host's calls between them. It is to be read; nothing can run it."""
+        made = _Joining(self._nodes, self._inputs, self._outputs)
+        for number, piece in enumerate(self._pieces):
+            if piece is not None:
+                made.add(piece)
+            if number < len(self.calls) and self.calls[number].name:
+                made.call(self.calls[number], self._given[number], self._coming[number])
+        return made.program()
 
     def __eq__(self, other: object) -> bool:
         """Whether another one is made of the same programs."""
@@ -142,6 +158,96 @@ class Cut:
             self._runtime.lock.acquire()
 
 
+class _Joining:
+    """Programs that become one: what they share goes by the nodes of the whole graph."""
+
+    def __init__(
+        self, nodes: Sequence[GraphNode], inputs: Sequence[int], outputs: Sequence[int]
+    ) -> None:
+        self._nodes, self._inputs, self._outputs = nodes, inputs, outputs
+        self.places: dict[int, int] = {}
+        self.buffers: list[BufferDecl] = []
+        self.routines: list[Routine] = []
+        self.steps: list[Step] = []
+        self.sites: list[Site] = []
+        self.separations: list[Separation] = []
+        self.args: tuple[DType, ...] = ()
+        self.constants: list[tuple[DType, Scalar]] = []
+        self._slots = 0
+
+    def place(self, n: int, alias: int | None = None) -> int:
+        """Return the buffer of a node."""
+        if n not in self.places:
+            role: Role = "temporary"
+            if n in self._inputs:
+                role = "input"
+            elif n in self._outputs:
+                role = "output"
+            node = self._nodes[n]
+            self.places[n] = len(self.buffers)
+            self.buffers.append(BufferDecl(role, node.dtype, numel(node.shape), alias))
+        return self.places[n]
+
+    def add(self, piece: Piece) -> None:
+        """Add a program."""
+        program = piece.executable.program
+        where = {b: self.place(n) for n, b in zip(piece.inputs, program.inputs, strict=True)}
+        for n, b in zip(piece.outputs, program.outputs, strict=True):
+            if b in where:
+                # It is written where an input was.
+                self.places.setdefault(n, where[b])
+            alias = program.buffers[b].alias
+            where[b] = self.place(n, None if alias is None else where[alias])
+        slots = self._slots
+        for b, declared in enumerate(program.buffers):
+            if b not in where:
+                where[b] = len(self.buffers)
+                alias = None if declared.alias is None else slots + declared.alias
+                self._slots = max(self._slots, (alias or 0) + 1)
+                self.buffers.append(replace(declared, alias=alias))
+        given = len(program.args) - len(program.constants)
+        self.args = program.args[:given]
+        own = given + len(self.constants)
+        self.constants += zip(program.args[given:], program.constants, strict=True)
+        first, routines = len(self.steps), len(self.routines)
+        for step in program.steps:
+            if isinstance(step, Copy):
+                self.steps.append(Copy(where[step.source], where[step.target]))
+                continue
+            args = tuple([a if a < given else own + a - given for a in step.args])
+            buffers = tuple([where[b] for b in step.buffers])
+            routine = routines + step.routine
+            self.steps.append(replace(step, routine=routine, buffers=buffers, args=args))
+        self.routines += program.routines
+        self.sites += program.sites
+        self.separations += [
+            replace(s, step=first + s.step, other=first + s.other) for s in program.separations
+        ]
+
+    def call(self, call: HostCall, given: Sequence[int], coming: Sequence[int]) -> None:
+        """Add a call of the host."""
+        ends: list[tuple[Sequence[int], Access]] = [(given, "read"), (coming, "write")]
+        # What nobody reads has no number.
+        found = [(self.place(n), access) for nodes, access in ends for n in nodes if n >= 0]
+        slots = [
+            BufferSlot(self.buffers[b].dtype, access, self.buffers[b].elements)
+            for b, access in found
+        ]
+        self.steps.append(Dispatch(len(self.routines), tuple([b for b, _ in found]), ()))
+        self.routines.append(Host(call.name, call.name, (), (), tuple(slots)))
+
+    def program(self) -> Program:
+        """Return what has been added as one program."""
+        return Program(
+            tuple(self.routines), tuple(self.buffers), tuple(self.steps),
+            (*self.args, *[dtype for dtype, _ in self.constants]),
+            tuple([self.place(n) for n in self._inputs]),
+            tuple([self.place(n) for n in self._outputs]),
+            tuple(self.sites), tuple([value for _, value in self.constants]),
+            tuple(self.separations),
+        )  # fmt: skip
+
+
 def cut(
     graph: Graph,
     calls: Sequence[HostCall],
@@ -175,7 +281,7 @@ def cut(
     for number, (part, reads, gives) in enumerate(_parts(graph, wanted, own)):
         executable = compiled((number, *form), part) if gives else None
         pieces.append(None if executable is None else Piece(part, executable, reads, gives))
-    return Cut(runtime, pieces, calls, wanted, arriving, inputs, [o.node for o in own])
+    return Cut(runtime, pieces, calls, wanted, arriving, inputs, [o.node for o in own], nodes)
 
 
 def _parts(

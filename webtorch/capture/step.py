@@ -667,7 +667,8 @@ class CompiledFunction:
     def program(self) -> Program:
         """Return the program of the latest signature; printed, it lists its steps.
 
-        Of several (`programs`) it is that of the most steps. Raises RuntimeError before the first call.
+        Several (`programs`) are shown as one, with the collectives between them as steps. Raises RuntimeError before
+        the first call.
         """
         return self.latest().executable.program
 

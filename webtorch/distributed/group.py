@@ -178,6 +178,7 @@ class Sending(HostCall):
 
     def __init__(self, first: Exchange, given: Mapping[int, Tensor]) -> None:
         self.form = first.form
+        self.name = first.form.title.partition(" ")[0]
         # That of the capture, which goes on its way if the function runs as usual.
         self._first: Exchange | None = first
         reads = {k: x for k, x in given.items() if x.numel()}

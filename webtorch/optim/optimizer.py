@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from operator import is_
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 from webtorch.dispatch.call import Callee, enter
 from webtorch.errors import CHECKS
@@ -32,7 +31,7 @@ from webtorch.tensors.base import wraps
 from webtorch.tensors.formats import strided
 from webtorch.tensors.handle import Hook, RemovableHandle, add_hook
 from webtorch.tensors.host import Watched, bindings, host_scalar, make_before, options_in, tracing
-from webtorch.tensors.storage import Storage
+from webtorch.tensors.storage import Following
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import kept_value, realize
 
@@ -796,8 +795,8 @@ class Optimizer:
     def state_dict(self) -> StateDict:
         """Return {"state", "param_groups"}, with parameters as numbers in the order of the groups.
 
-        The tensors are the optimizer's own, not copies; only a step count that parameters share is
-        given to each of them, so that a file of the state does not say that they share it.
+        The tensors are the optimizer's own, not copies. Where parameters share a step count, each
+        has a tensor that goes on with it, so that a file of the state does not say that they share it.
         """
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
@@ -817,8 +816,7 @@ class Optimizer:
             step = value.get("step") if hasattr(value, "get") else None
             if isinstance(step, Tensor):
                 if id(step) in given:
-                    value = {**value, "step": step.detach().clone()}
-                    _count_of[value["step"]._storage] = step
+                    value = {**value, "step": _followed(value)}
                 given.add(id(step))
             state[numbers[id(key)] if isinstance(key, Tensor) else key] = plain_of(value)
         result: StateDict = {"state": state, "param_groups": groups}
@@ -892,14 +890,15 @@ class Optimizer:
 Optimizer.step = _hooked(Optimizer.step, takes_closure=True)  # type: ignore[method-assign]
 
 
-# Memory of the copies of a step count in a state dict -> the count. Without it some counts of a state
-# dict would go on with the optimizer and some would not.
-_count_of: WeakKeyDictionary[Storage, Tensor] = WeakKeyDictionary()
+def _followed(state: Mapping[str, Tensor]) -> Tensor:
+    """Return a tensor that has the step count of a parameter at the time, in memory of its own."""
+    return Tensor._from_storage(Following(lambda: state["step"]), (), (), 0, True)
 
 
 def counted(step: object) -> Any:
-    """Return the step count of which a saved one is a copy, or that itself."""
-    return _count_of.get(step._storage, step) if isinstance(step, Tensor) else step
+    """Return the step count that one of a state dict follows, or that itself."""
+    storage = step._storage if isinstance(step, Tensor) else None
+    return storage.of() if isinstance(storage, Following) else step
 
 
 def _is_count(step: object, device: object) -> bool:

@@ -45,6 +45,8 @@ class HostCall:
     given: Sequence[Given] = ()
     # Nodes of the capture that stand for what comes.
     coming: Sequence[Node] = ()
+    # What it is among the steps of a program; "" where it moves nothing.
+    name = ""
 
     def act(self, values: Sequence[Any], run: dict[HostCall, Any]) -> Sequence[Arrival]:
         """Do it with the memory of what it is given, and return what comes. `run`: what those before it have left for

@@ -479,5 +479,24 @@ class Refilled(Storage):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
+class Following(Storage):
+    """A storage with the value that a tensor which is a whole one has at the time, until it is written itself."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: Callable[[], Any]) -> None:
+        """`of` returns the tensor."""
+        like = of()._storage
+        self.of, self.runtime = of, like.runtime
+        self.dtype, self.elements = like.dtype, like.elements
+        self.version, self.donor, self.resting = 0, None, None
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the tensor's value."""
+        if name == "node":
+            return self.of()._storage._now()
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
 # Past `__getattr__`, which ends what a script has promised.
 _node_of: Callable[[Storage], Node] = vars(Storage)["node"].__get__

@@ -31,6 +31,7 @@ from webtorch.ops import primitive
 from webtorch.tensors.modes import no_grad
 from webtorch.tensors.storage import Refilled
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.views import as_view
 
 _uids = count()
 
@@ -87,6 +88,8 @@ class FSDPParam:
         self._sharded_post_forward_param: Any = None
         self._unsharded_param: Any = None
         self._storage: Refilled | None = None
+        # Whether gradients are recorded for the whole.
+        self._trained = False
         # Gradients of passes before, in the type that they are sent in.
         self.unsharded_accumulated_grad: Tensor | None = None
         with no_grad():
@@ -200,7 +203,9 @@ class FSDPParam:
 
     def computed(self, flat: Tensor) -> Tensor:
         """Return shards as they are gathered: on the device that computes, in the type of the whole."""
-        return (flat.to(self.device) if self.offload_to_cpu else flat).to(self.computed_dtype)
+        if self.offload_to_cpu:
+            flat = flat.to(self.device)
+        return flat if flat.dtype is self.computed_dtype else flat.to(self.computed_dtype)
 
     @property
     def form(self) -> Form:
@@ -244,7 +249,8 @@ class FSDPParam:
                 spec = self._unsharded_spec
                 meta = TensorMeta(spec.shape, spec.stride, made.dtype)
                 data = DTensor(data, DTensorSpec(spec.mesh, spec.placements, meta))
-            self._unsharded_param = Parameter(data, self.sharded_param.requires_grad)
+            self._trained = self.sharded_param.requires_grad
+            self._unsharded_param = Parameter(data, self._trained)
             # A gradient is there as soon as all of it has come where somebody sees that.
             self._unsharded_param.register_post_accumulate_grad_hook(_see)
         else:
@@ -252,10 +258,11 @@ class FSDPParam:
 
     def to_unsharded(self) -> None:
         """Let the module have the whole."""
-        whole = self._unsharded_param
-        if whole.requires_grad != self.sharded_param.requires_grad:
-            whole.requires_grad_(self.sharded_param.requires_grad)
-        self._register(whole)
+        trained = self._sharded_local_tensor._requires_grad
+        if self._trained is not trained:
+            self._unsharded_param.requires_grad_(trained)
+            self._trained = trained
+        self._register(self._unsharded_param)
         self._sharded_post_forward_param = None
         self.sharded_state = ShardedState.UNSHARDED
 
@@ -350,7 +357,7 @@ class FSDPParam:
     def add_grad(self, sent: Tensor, start: int) -> None:
         """Add this process's part of the mean to the shard's gradient; it lies in what was sent, from `start` on."""
         size = self.sharded_size
-        mine = sent.as_strided(size, contiguous_strides(size), sent.storage_offset() + start)
+        mine = as_view(sent, size, contiguous_strides(size), sent._offset + start)
         if self.offload_to_cpu:
             mine = mine.cpu()
         shard, local = self.sharded_param, self._sharded_local_tensor
