@@ -50,6 +50,8 @@ def _join(torch: Either) -> list[float]:
         model = _wrapped(torch, _net(torch), find_unused_parameters=divides)
         with model.join(divide_by_initial_world_size=divides):
             found += _train(torch, model, 2 + 2 * rank)
+        # Means are those of all processes again.
+        found += _train(torch, model, 2)
         # The parameters and buffers are those of the last.
         tensors = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
         found += torch.cat([x.detach().flatten() for x in tensors]).tolist()

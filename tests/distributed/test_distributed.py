@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -146,6 +148,91 @@ def test_sums_of_three_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(added) == [150] * 6 + [300] * 6 + [500] * 36
 
 
+@contextmanager
+def _groups(name: str) -> Iterator[list[ProcessGroup]]:
+    """The groups of two ranks, as threads of this process."""
+    store, long = engine().c10d.HashStore(), timedelta(seconds=60)
+    with ThreadPoolExecutor(2) as threads:
+        make = partial(ProcessGroup, store, range(2), name=name, timeout=long)
+        groups = list(threads.map(lambda rank: make(rank=rank), range(2)))
+        yield groups
+        for group in groups:
+            group.close()
+
+
+def _errors(calls: Sequence[Callable[[], object]]) -> list[str]:
+    """Return the errors of calls that ranks make together."""
+
+    def error(call: Callable[[], object]) -> str:
+        with pytest.raises(RuntimeError) as found:
+            call()
+        return str(found.value)
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(error, calls))
+
+
+def test_ranks_that_call_different_collectives_are_told_which() -> None:
+    large = [torch.ones(5000) for _ in range(2)]
+
+    def both(groups: list[ProcessGroup], *calls: Callable[..., object]) -> list[str]:
+        """Let each rank call one."""
+
+        def run(rank: int) -> None:
+            work = calls[rank](large[rank], group=groups[rank], async_op=True)
+            work.wait(timedelta(seconds=60))
+
+        return _errors([partial(run, rank) for rank in range(2)])
+
+    with _groups("kinds") as groups:
+        found = both(groups, dist.all_reduce, partial(dist.broadcast, src=0))
+        assert "rank 1 calls broadcast from rank 0 with float32[5000]" in found[0]
+        assert "broadcast of torch.float32 (5000,) on rank 1 of 2" in found[1]
+        assert "rank 0 calls allreduce of SUM with float32[5000]" in found[1]
+    with _groups("reductions") as groups:
+        mean = partial(dist.all_reduce, op=dist.ReduceOp.AVG)
+        assert all("allreduce of AVG" in each for each in both(groups, mean, dist.all_reduce))
+    with _groups("roots") as groups:
+        found = both(groups, partial(dist.broadcast, src=1), partial(dist.broadcast, src=0))
+        assert all("rank 0 calls broadcast from rank 1" in each for each in found)
+
+
+def test_pytorch_compares_what_ranks_call_where_it_is_asked_to() -> None:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL: PyTorch's own check, of what is sent on connections of ours."""
+    c10d = engine().c10d
+    before = c10d.get_debug_level()
+    c10d.set_debug_level(c10d.DebugLevel.DETAIL)
+    try:
+        with _groups("checked") as groups:
+            given = [torch.ones(3), torch.ones(3, dtype=torch.int32)]
+
+            def run(rank: int) -> None:
+                work = dist.all_reduce(given[rank], group=groups[rank], async_op=True)
+                assert work is not None
+                work.wait(timedelta(seconds=60))
+
+            found = _errors([partial(run, rank) for rank in range(2)])
+            assert all("Detected mismatch between collectives on ranks" in each for each in found)
+            # Large ones, too, which go through shared memory otherwise.
+            given = [torch.ones(5000), torch.ones(5000)]
+            with ThreadPoolExecutor(2) as threads:
+                list(threads.map(run, range(2)))
+            assert given[0][0].item() == 2
+    finally:
+        c10d.set_debug_level(before)
+
+
+def test_who_does_not_come_to_the_first_collective_is_named() -> None:
+    with _groups("absent") as groups:
+        groups[0].lane()._timeout = timedelta(seconds=1)
+        x = torch.ones(3)
+        dist.all_reduce(x, group=groups[0])
+        with pytest.raises(RuntimeError) as found:
+            x.sum().item()
+    assert "all_reduce of torch.float32 (3,) on rank 0 of 2" in str(found.value)
+    assert "No word from rank 1: it has ended, hangs" in str(found.value)
+
+
 def test_a_program_ends_without_threads_of_the_connection_for_tensors(tmp_path: Path) -> None:
     program = f"""
 import atexit, os, pathlib
@@ -202,3 +289,8 @@ def test_what_processes_before_a_restart_have_said_is_not_read() -> None:
     for rank in (0, 1):
         with pytest.raises(RuntimeError, match="not all processes of this attempt"):
             common_word(kept, rank, 3, timedelta())
+    # The first one has not said anything yet, and the store would wait for that.
+    empty = engine().c10d.HashStore()
+    empty.set_timeout(timedelta(seconds=1))
+    with pytest.raises(RuntimeError, match="not all processes of this attempt"):
+        common_word(empty, 1, 3, timedelta())

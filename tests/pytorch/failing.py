@@ -119,8 +119,14 @@ def _lost(rank: int, folder: Path, dies: bool) -> None:
             next(wrapped.parameters()).grad.sum().item()
         except RuntimeError as error:
             message = str(error)
-    seconds = time.monotonic() - start
-    (folder / "new").write_text(json.dumps({"message": message, "seconds": seconds}))
+    seconds, sent = time.monotonic() - start, ""
+    if dies:
+        try:
+            dist.send(torch.ones(2, 3).to("webgpu"), 1)
+        except RuntimeError as error:
+            sent = str(error)
+    found = {"message": message, "seconds": seconds, "sent": sent}
+    (folder / "new").write_text(json.dumps(found))
     (folder / "new").rename(folder / "0.json")
     os._exit(0)
 

@@ -336,11 +336,13 @@ def test_ctrl_c_in_the_middle_of_anything(webgpu: str, delay: str) -> None:
         "endless(lambda: sum(range(100)))",
         "endless(x.t)",
         "subprocess.run(['sleep', '60'])",
+        # The other rank never comes.
+        "webtorch.runtime.arrivals.Arrival().wait()",
     ],
 )
 def test_ctrl_c_is_raised_where_no_kernel_runs(webgpu: str, busy: str) -> None:
     program = f"""
-        import signal, subprocess, threading, time, torch
+        import signal, subprocess, threading, time, torch, webtorch
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job's is ignored
         x = torch.ones(2, 2, device="webgpu")
         def endless(run):

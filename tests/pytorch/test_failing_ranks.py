@@ -48,6 +48,8 @@ def test_a_rank_that_is_lost_in_a_backward_is_named(ranks: Path, how: str) -> No
     found = json.loads((ranks / how / "0.json").read_text())
     assert "allreduce of torch.float32 (90,) on rank 0 of 2" in found["message"]
     assert "No word from rank 1" in found["message"]
+    if how.startswith("dies"):
+        assert "send of torch.float32 (2, 3) on rank 0 of 2" in found["sent"]
     # At the timeout of 1.5 s, or at once and not at that of 60 s.
     assert (1.4 if how.startswith("hangs") else 0) < found["seconds"] < 30
 

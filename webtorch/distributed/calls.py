@@ -44,6 +44,13 @@ _MOST_MESSAGES = 64
 _MOMENT = 0.5
 
 
+def _is_checked() -> bool:
+    """Whether PyTorch compares what ranks call before they do it (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
+    c10d = engine().c10d
+    level: object = c10d.get_debug_level()
+    return level == c10d.DebugLevel.DETAIL
+
+
 def _connected(store: Foreign, rank: int, size: int, timeout: Foreign, ways: int) -> Foreign:
     """Return a group of Gloo's with so many connections to each other process."""
     c10d, torch = engine().c10d, engine().torch
@@ -52,6 +59,9 @@ def _connected(store: Foreign, rank: int, size: int, timeout: Foreign, ways: int
     options._timeout, options._threads = timeout, ways
     options._devices = [kind.create_default_device() for _ in range(ways)]
     gloo = kind(store, rank, size, options)
+    if _is_checked():
+        others = c10d.PrefixStore("checks", store)
+        gloo = c10d._ProcessGroupWrapper(gloo, kind(others, rank, size, timeout))
     made = c10d.ProcessGroup(store, rank, size)
     kind = c10d.ProcessGroup.BackendType.GLOO
     made._set_default_backend(kind)
@@ -96,7 +106,7 @@ class Lane:
         self._connections: list[Foreign] = []
         # Memory that the processes share, where they can; None before that is known.
         self.shared: Exchange | None = None
-        self.may_share = self.size > 1
+        self.may_share = self.size > 1 and not _is_checked()
         self._failed = False
         # At the program's end too: a thread of Gloo's that frees a tensor then would want a Python that is gone.
         threads = self.collectives, self.sums, self.results, self.messages
@@ -345,14 +355,15 @@ class Call:
     def issue(self, gloo: Foreign) -> list[Foreign]:
         """Give Gloo the call, or tell the others where its tensor is, and return the works."""
         shared = self.lane.exchange(gloo) if self.is_shared else None
-        like = self._like
-        if shared is None or like is None:
+        like, recipe = self._like, self._recipe
+        if shared is None or like is None or recipe is None:
             return self.give(gloo)
         given, home, elements = self._given, like.runtime.backend, numel(like.shape)
         if given is not None and home is not shared.backend:
             given = _moved(given, home, shared.backend, like.dtype, elements)
-        recipe = self._recipe if self.written else None
-        self._turn = shared.begin(given, recipe, like.dtype, elements, self._put)
+        self._turn = shared.begin(
+            given, recipe, like.dtype, elements, self._put, has_result=bool(self.written)
+        )
         return []
 
     def _take(self, works: Sequence[Foreign]) -> Buffer | None:
@@ -407,11 +418,16 @@ class Call:
             result = _moved(result, shared.backend, home, like.dtype, numel(like.shape))
         return Tensor._from_node(Node.in_memory(like.shape, like.dtype, result), like.runtime)
 
-    def _fail(self, error: Exception) -> None:
-        is_lost = isinstance(error, MissingError) or "transport" in str(error)
-        silent = self.lane.silent() if is_lost else ""
+    def told(self, error: Exception) -> RuntimeError:
+        """Return an error of Gloo's, of the store or of shared memory, with what the call is and who is missing."""
+        is_lost = isinstance(error, MissingError | engine().torch.distributed.DistError)
+        silent = self.lane.silent() if is_lost or "transport" in str(error) else ""
         told = RuntimeError(f"{self.title()}: {silent}{error}")
         told.__cause__ = error
+        return told
+
+    def _fail(self, error: Exception) -> None:
+        told = self.told(error)
         with self.lock:
             self.is_written = True
             for key, arrival in self.arrivals.items():

@@ -108,7 +108,7 @@ class Exchange(Call):
         try:
             self.start_message(self.give(form.group.gloo()))
         except RuntimeError as error:
-            raise RuntimeError(f"{form.title}: {error}") from error
+            raise self.told(error) from error
 
     def give(self, gloo: Foreign) -> list[Foreign]:
         """Give Gloo the call."""

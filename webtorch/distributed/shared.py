@@ -122,9 +122,13 @@ _ADDED: dict[Recipe, _Adding] = {
 }
 
 
+def _one(root: int, values: Sequence[Tensor], rank: int) -> Tensor:
+    return values[root]
+
+
 @functools.cache
 def _of(root: int) -> Recipe:
-    return lambda values, rank: values[root]
+    return functools.partial(_one, root)
 
 
 def recipe_for(
@@ -145,6 +149,31 @@ _RECIPES: dict[tuple[str, str | None], Recipe] = {
     ("_reduce_scatter_base_", "AVG"): _MEAN_OF_PART,
     ("_allgather_base_", None): _all,
 }
+
+
+def _code(recipe: Recipe) -> int:
+    """Return by which number ranks tell each other what they call."""
+    kinds = list(_RECIPES.values())
+    return (
+        len(kinds) + recipe.args[0]
+        if isinstance(recipe, functools.partial)
+        else kinds.index(recipe)
+    )
+
+
+def _called(code: int) -> str:
+    """Return in words what a rank calls."""
+    kinds = list(_RECIPES)
+    if code >= len(kinds):
+        return f"broadcast from rank {code - len(kinds)}"
+    name, reduction = kinds[code]
+    return f"{name.strip('_')} of {reduction}" if reduction else name.strip("_")
+
+
+def _given(kind: int, count: int) -> str:
+    """Return in words what a rank calls with what."""
+    code, dtype = divmod(kind, len(TYPES))
+    return f"calls {_called(code)} with {TYPES[dtype].name}[{count}]"
 
 
 class MissingError(RuntimeError):
@@ -369,18 +398,17 @@ class Exchange:
     def begin(
         self,
         given: Buffer | None,
-        recipe: Recipe | None,
+        recipe: Recipe,
         dtype: DType,
         elements: int,
         put: Put | None = None,
+        has_result: bool = True,
     ) -> Turn:
-        """Copy a buffer to where the others find it, unless it has been `put`; None: this process gives nothing. A turn
-        without a recipe has no result here.
-        """
+        """Copy a buffer to where the others find it, unless it has been `put`; None: this process gives nothing."""
         self._read_some()
-        turn = Turn(self._number, given, recipe, dtype, elements)
+        turn = Turn(self._number, given, recipe if has_result else None, dtype, elements)
         self._number += 1
-        if recipe is not None and self.size > 2 and elements * dtype.itemsize >= _IN_PARTS:
+        if has_result and self.size > 2 and elements * dtype.itemsize >= _IN_PARTS:
             turn.adding = _ADDED.get(recipe)
         assert self._words is not None
         try:
@@ -396,7 +424,8 @@ class Exchange:
             if turn.adding is not None:
                 # All find it where it has been put.
                 turn.given = None
-            self._words.say((turn.number, TYPES.index(dtype), elements, self._read, *where))
+            kind = _code(recipe) * len(TYPES) + TYPES.index(dtype)
+            self._words.say((turn.number, kind, elements, self._read, *where))
         except BaseException:
             turn.is_over.set()
             raise
@@ -417,17 +446,18 @@ class Exchange:
 
     def _find(self, turn: Turn) -> list[_Found | None]:
         """Wait until all have said what they give to a call, and return where that is, where it is to be read. Raises
-        RuntimeError where ranks differ in size or type.
+        RuntimeError where ranks differ in what they call, in size or type.
         """
-        words, recipe, dtype, elements = self._words, turn.recipe, turn.dtype, turn.elements
+        words, recipe = self._words, turn.recipe
         assert words is not None
         told = self._wait(lambda rank: words.said(rank, turn.number))
         found: list[_Found | None] = [None] * self.size
+        mine = told[self._rank]
         for rank, (number, kind, count, _, place, file, size) in enumerate(told):
-            if [number, kind, count] != told[self._rank][:3]:
+            if [number, kind, count] != mine[:3]:
                 raise RuntimeError(
-                    f"rank {rank} gives {TYPES[kind].name}[{count}], rank {self._rank} gives "
-                    f"{dtype.name}[{elements}]: all ranks must give tensors of one size and type"
+                    f"rank {rank} {_given(kind, count)}, rank {self._rank} {_given(*mine[1:3])}: all ranks must call "
+                    "the same collectives in one order, with tensors of one size and type"
                 )
             if rank != self._rank and recipe is not None and place >= 0:
                 found[rank] = self._memory_of(rank, place, file, size)

@@ -518,6 +518,9 @@ class DistributedDataParallel(Module, Joinable):
     def _shadow(self) -> None:
         """Take part in a step of the others."""
         sends, sync, root = self._highest(0, 0, -1)
+        if not self._divides_by_all:
+            # The others add up, and divide by how many they are: all must call the same reduction.
+            self._reducer.count = 0
         if sends:
             self._send_buffers(root)
         if sync:

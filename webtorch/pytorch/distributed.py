@@ -422,6 +422,41 @@ class _Message(_Work):
         return self.source
 
 
+class _Sent(_Work):
+    """The work of a message that is sent: Gloo's, whose error names the call."""
+
+    def __init__(self, call: _Call, work: c10d.Work) -> None:
+        super().__init__(call)
+        self._work = work
+
+    def wait(self, timeout: object = None) -> bool:
+        """Return when the message has been sent. Raises RuntimeError with the rank and the tensor."""
+        _open.pop(id(self), None)
+        call = self._call
+        try:
+            self._work.wait(*[] if timeout is None else [timeout])
+        except RuntimeError as error:
+            if call is None:
+                raise
+            self._error = told = call.told(error)
+            raise told from error
+        finally:
+            self._call = None
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it has been sent, or has failed."""
+        return self._call is None or self._work.is_completed()
+
+    def result(self) -> list[torch.Tensor]:
+        """Return nothing, as Gloo does."""
+        return self._work.result()
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Raise what Gloo raises: a message has no future."""
+        return self._work.get_future()
+
+
 # Runs what programs add to futures (`then`), of collectives within that, too.
 _followers = ThreadPoolExecutor(16, thread_name_prefix="webtorch-follower")
 # Held while one ends, or is asked for a future of that.
@@ -569,10 +604,12 @@ def _kernel(operator: _Operator) -> Callable[..., object]:
             work: Any = _Work(call)
             work.start()
         else:
-            issued = call.give(call.group)
-            work = issued[0]
+            try:
+                issued = call.give(call.group)
+            except RuntimeError as error:
+                raise call.told(error) from error
+            work = _Message(call) if call.outs else _Sent(call, issued[0])
             if call.outs:
-                work = _Message(call)
                 work.start_waiting(issued)
         return (
             (call.args[operator.writes[0]], work.boxed())

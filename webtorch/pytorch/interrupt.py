@@ -1,12 +1,13 @@
 """What stops a kernel: Ctrl-C, which must neither abort the process nor leave half of an operation done; a fork.
 
-Floor 6; standard library only.
+Floor 6; the standard library, and where values of other processes are waited for.
 
 PyTorch's device guard asks Python for the device's type inside C++ functions that may not throw, and signals may be
 handled there: a KeyboardInterrupt raised just then ends the process. Raised while the engine works, it would leave a
 program computed and not noted. So once tensors are on "webgpu", the handler of SIGINT only sets a flag. The next
 kernel raises at its start, before it has done anything. Where no kernel starts (a sleep, a Python loop), a thread
-presses again until it finds the main thread outside the engine. Work that takes long (compiling, waiting for the
+presses again until it finds the main thread outside the engine, or waiting for what another process sends, which may
+hang. Work that takes long (compiling, waiting for the
 device) is finished first; a press that comes ten seconds after one without an answer is raised wherever it is.
 """
 
@@ -20,6 +21,8 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
+
+from webtorch.runtime.arrivals import Arrival
 
 # How long kernels have to take a press before the thread presses again, and how often it then does, in seconds.
 _DELAY = 0.1
@@ -64,8 +67,12 @@ def check() -> None:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Whether the engine or a kernel is at work: it is among the calls that lead to `frame`."""
+    """Whether the engine or a kernel is at work: it is among the calls that lead to `frame`, and does not wait for
+    another process.
+    """
     while frame is not None:
+        if frame.f_code is Arrival.wait.__code__:
+            return False
         if frame.f_code.co_filename.startswith(_OURS):
             return True
         frame = frame.f_back

@@ -53,6 +53,8 @@ def common_word(store: Store, rank: int, world_size: int, timeout: timedelta) ->
     def look() -> bool:
         """Answer the word that there is; say whether its process has read the answer."""
         nonlocal answered
+        if not store.check(["webtorch/attempt"]):
+            return False
         word = store.get("webtorch/attempt").decode()
         if word != answered:
             store.set(f"webtorch/{word}/{rank}", mine)

@@ -6,8 +6,9 @@ A processor has done its work when `run` returns, so nothing waits and reads are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -41,6 +42,17 @@ class Count(Protocol):
 
 def _nothing() -> None:
     pass
+
+
+class _Reading:
+    """What is read once it is awaited; who lets go of it need not."""
+
+    def __init__(self, read: Callable[[], memoryview]) -> None:
+        self._read = read
+
+    def __await__(self) -> Generator[None, None, memoryview]:
+        yield from ()
+        return self._read()
 
 
 class ProcessorBackend:
@@ -77,9 +89,11 @@ class ProcessorBackend:
         """
         raise NotImplementedError
 
-    async def download_async(self, buffer: object, *, into: memoryview | None = None) -> memoryview:
-        """Return what `download` returns."""
-        return self.download(buffer, into=into)
+    def download_async(
+        self, buffer: object, *, into: memoryview | None = None
+    ) -> Awaitable[memoryview]:
+        """Return what `download` returns, when that is awaited."""
+        return _Reading(partial(self.download, buffer, into=into))
 
     def at_hand(
         self,
