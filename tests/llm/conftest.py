@@ -14,7 +14,7 @@ from webtorch.io import Tokenizer
 from webtorch.llm import Config, LanguageModel, Model, Rope
 
 TEMPLATE = (
-    "{% for t in tools %}<|system|>{{ t.function.name }} <tool_call>{% endfor %}"
+    "{% for t in tools or [] %}<|system|>{{ t.function.name }} <tool_call>{% endfor %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )

@@ -24,9 +24,20 @@ class TemplateError(WebtorchError, ValueError):
     """A chat template is damaged, refuses a conversation, or wants what it may not have."""
 
 
-def _said(value: object, indent: int | None = None, **_: object) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _said(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
+
+# What there always is, as in transformers: templates ask whether it is none.
+_ABSENT = {"tools": None, "documents": None}
 
 # What a template may take: turns of loops and calls, seconds, and the letters or bits of what it multiplies.
 MOST_TURNS = 200_000
@@ -69,7 +80,18 @@ def _environment() -> Any:
     """Return where a template runs: a sandbox in which loops and calls come to an end."""
     import jinja2
     from jinja2 import nodes
+    from jinja2.ext import Extension
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Learned(Extension):
+        """Reads `{% generation %}`, by which templates mark what is learned, and which says nothing of the text."""
+
+        def parse(self, parser: Any) -> nodes.Node:
+            """Return what is marked, in a scope of its own."""
+            line = next(parser.stream).lineno
+            return nodes.Scope(parser.parse_statements(("name:endgeneration",), True), lineno=line)
+
+    Learned.tags = {"generation"}
 
     class Bounded(ImmutableSandboxedEnvironment):
         """Counts turns of loops and calls, and looks at what is multiplied."""
@@ -77,7 +99,7 @@ def _environment() -> Any:
         intercepted_binops = frozenset(("*", "**", "%"))
 
         def __init__(self) -> None:
-            more = ["jinja2.ext.loopcontrols"]
+            more = ["jinja2.ext.loopcontrols", Learned]
             super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=more)
             self.turns, self.end = 0, time.monotonic() + MOST_SECONDS
             self.filters["_counted"] = lambda items: _Counted(self.count, items)
@@ -134,7 +156,7 @@ def render(template: str, messages: Sequence[Message], **names: object) -> str:
     environment.globals.update(raise_exception=refuse, strftime_now=now)
     try:
         return environment.from_string(template).render(
-            **{"messages": list(messages), "add_generation_prompt": True, **names}
+            **{**_ABSENT, "messages": list(messages), "add_generation_prompt": True, **names}
         )
     except (jinja2.TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
         raise TemplateError(f"the chat template: {error}") from None
