@@ -503,3 +503,18 @@ def test_constructor_takes_pytorch_arguments_with_pytorch_defaults(name: str) ->
     for key, parameter in theirs.items():
         assert ours[key].default == parameter.default, key
         assert ours[key].kind == parameter.kind, key
+
+
+def test_the_sampler_of_several_processes_is_where_pytorch_has_it() -> None:
+    from webtorch.utils.data.distributed import DistributedSampler
+
+    assert webtorch.utils.data.distributed.DistributedSampler is DistributedSampler
+    assert DistributedSampler is data.DistributedSampler
+    items = list(range(7))
+    for drop in (False, True):
+        for rank in range(3):
+            kinds = (DistributedSampler, torch.utils.data.distributed.DistributedSampler)
+            ours, theirs = (
+                list(kind(items, 3, rank, shuffle=False, drop_last=drop)) for kind in kinds
+            )
+            assert ours == theirs

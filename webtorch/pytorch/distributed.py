@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -434,7 +435,7 @@ class _Sent(_Work):
         _open.pop(id(self), None)
         call = self._call
         try:
-            self._work.wait(*[] if timeout is None else [timeout])
+            self._work.wait(*[timeout] if isinstance(timeout, timedelta) else [])
         except RuntimeError as error:
             if call is None:
                 raise
