@@ -30,7 +30,11 @@ def test_chat_talks_and_obeys(
     told = ["--device", "cpu", "--max-tokens", "3", "--temperature", "0", "--context", "64"]
     assert cli.main(["chat", str(trained), *told]) == 0
     out, wrong = capsys.readouterr()
-    assert out.count("3 tokens; ") == 2 and "a second" not in out and "million parameters, on cpu" in out
+    assert (
+        out.count("3 tokens; ") == 2
+        and "a second" not in out
+        and "million parameters, on cpu" in out
+    )
     assert "for 64 tokens" in out and " free" in out
     assert "/system TEXT" in out and "nowhere.gguf" in wrong and "as many as were asked for" in out
 
