@@ -30,7 +30,11 @@ def test_chat_talks_and_obeys(
     told = ["--device", "cpu", "--max-tokens", "3", "--temperature", "0", "--context", "64"]
     assert cli.main(["chat", str(trained), *told]) == 0
     out, wrong = capsys.readouterr()
-    assert out.count("3 tokens, ") == 2 and "million parameters, on cpu" in out
+    assert (
+        out.count("3 tokens; ") == 2
+        and "a second" not in out
+        and "million parameters, on cpu" in out
+    )
     assert "for 64 tokens" in out and " free" in out
     assert "/system TEXT" in out and "nowhere.gguf" in wrong and "as many as were asked for" in out
 
@@ -61,7 +65,7 @@ def test_who_interrupts_a_load_keeps_the_model_before(
     monkeypatch.setattr("sys.stdin", io.StringIO("/load other.gguf\nheap\n/quit"))
     assert cli.main(["chat", str(trained), "--device", "cpu", "--max-tokens", "2"]) == 0
     out, wrong = capsys.readouterr()
-    assert "2 tokens, " in out and "interrupted" in wrong
+    assert "2 tokens; " in out and "interrupted" in wrong
 
 
 def test_who_interrupts_too_late_keeps_the_conversation(
@@ -80,7 +84,7 @@ def test_who_interrupts_too_late_keeps_the_conversation(
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert cli.main(["chat", str(trained), "--device", "cpu", "--max-tokens", "2"]) == 0
     out = capsys.readouterr().out
-    assert out.count("2 tokens, ") == 2 and "/quit or Ctrl+D ends" in out
+    assert out.count("2 tokens; ") == 2 and "/quit or Ctrl+D ends" in out
 
 
 def test_generate_prints_the_text_alone(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

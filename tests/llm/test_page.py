@@ -76,7 +76,7 @@ def test_a_page_answers_as_the_processor(
     assert answer_of(page, "Why?") == "A heap — first."
     said = [*TALK[0]["messages"], {"role": "user", "content": "heap"}]
     assert answer_of(page, "heap") == "".join(model.chat(said, Sampling(temperature=0.0)))
-    assert "tokens, " in page.page.text_content("#speed")
+    assert "token" in page.page.text_content("#speed")
     page.page.click("#new")
     page.page.click("summary")
     page.page.fill("#told", "heap")

@@ -28,6 +28,9 @@ _HELP = """/system TEXT   what the model is told first (alone: nothing); begins 
 /help          this
 /quit          end (also Ctrl+D); Ctrl+C ends an answer, or a line"""
 
+# Of fewer tokens it is not said how fast they came: some of them are computed together.
+_FEW = 8
+
 
 def sampling_of(options: argparse.Namespace) -> Sampling:
     """Return what the command line says of how tokens are drawn. Raises ValueError for what is out of range."""
@@ -74,7 +77,10 @@ def print_answer(answer: Answer, console: Console, context: int) -> str:
     except KeyboardInterrupt:
         answer.close()
     sys.stdout.write("\n")
-    said = f"{len(answer.tokens)} tokens, {answer.speed:.1f} a second"
+    count = len(answer.tokens)
+    said = f"{count} tokens" if count != 1 else "1 token"
+    if count >= _FEW:
+        said += f", {answer.speed:.1f} a second"
     if answer.finish == "length":
         full = len(answer.prompt) + len(answer.tokens) >= context
         said += f"; the context of {context} is full" if full else "; as many as were asked for"

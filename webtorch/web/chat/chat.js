@@ -82,7 +82,9 @@ worker.onmessage = ({ data }) => {
     if (low) scrollTo(0, document.body.scrollHeight);
   }
   if (data.done) {
-    $("speed").textContent = `${data.tokens} tokens, ${data.speed.toFixed(1)} a second`;
+    const said = data.tokens === 1 ? "1 token" : `${data.tokens} tokens`;
+    // Of a few tokens it means nothing.
+    $("speed").textContent = data.tokens < 8 ? said : `${said}, ${data.speed.toFixed(1)} a second`;
     finish();
   }
   if (data.forgotten) show("The file is not kept any more; this conversation can go on.");
