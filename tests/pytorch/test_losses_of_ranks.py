@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.pytorch.losses import MODELS, WAYS
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +34,7 @@ def test_losses_are_those_of_the_whole_batch(
         del environment["WEBTORCH_PYTORCH_ENGINE"]
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True,
-        timeout=600,
+        timeout=PATIENCE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
