@@ -15,6 +15,7 @@ from webtorch.distributed.collectives import (
     all_reduce,
     reduce_scatter_tensor,
 )
+from webtorch.distributed.fsdp.forms import Form, sent, wholes
 from webtorch.distributed.fsdp.meshes import (
     FSDPMeshInfo,
     ShardPlacementFnResult,
@@ -106,7 +107,11 @@ class FSDPParamGroup:
         self._training_state = TrainingState.IDLE
         self._sharded_state = ShardedState.SHARDED
         # What has been gathered for the parameters, and is to be registered.
-        self._all_gather_result: list[Tensor] | None = None
+        self._all_gather_result: list[tuple[list[FSDPParam], Tensor, tuple[Form, ...]]] | None = (
+            None
+        )
+        # The shards, those of one type side by side.
+        self._flats: list[tuple[list[FSDPParam], Tensor]] = []
         self._reset_sharded_params = False
         self._state_dict_hooks: list[RemovableHandle] = []
         self._post_forward_indices: list[int] = []
@@ -181,6 +186,7 @@ class FSDPParamGroup:
         """Take the shards that the modules have now."""
         for param in self.fsdp_params:
             param.reset_sharded_param()
+        self._flats = []
 
     def _init_mp_dtypes(self) -> None:
         for param in self.fsdp_params:
@@ -197,32 +203,39 @@ class FSDPParamGroup:
 
     # -- gathering --------------------------------------------------------------------------------
 
+    def lay(self) -> None:
+        """Let the shards of each type lie side by side in one memory, as they travel, unless they do."""
+        if self._flats and all(p.lies_in(flat) for params, flat in self._flats for p in params):
+            return
+        same: dict[DType, list[FSDPParam]] = {}
+        for param in self.fsdp_params:
+            same.setdefault(param.sharded_param.dtype, []).append(param)
+        self._flats = []
+        with no_grad():
+            for params in same.values():
+                flat = cat([p.padded_shard() for p in params])
+                for param, part in zip(params, flat.split([p.width for p in params]), strict=True):
+                    param.lie_in(part)
+                self._flats.append((params, flat))
+
     def unshard(self) -> None:
         """Begin to gather the parameters, unless they are there or under way."""
         if self._all_gather_result is not None or self.is_unsharded:
             return
         if not self.unshard_in_backward and self._training_state is TrainingState.PRE_BACKWARD:
             return
-        info = self.mesh_info
-        if self.is_sharded_post_forward:
-            assert self.post_forward_mesh_info is not None
-            info = self.post_forward_mesh_info
+        info, self._all_gather_result = self.mesh_info, []
         with no_grad():
-            given = [p.gathered_input() for p in self.fsdp_params]
-            self._all_gather_result = self._gathered(given, info.shard_process_group)
-
-    def _gathered(self, given: Sequence[Tensor], group: ProcessGroup) -> list[Tensor]:
-        """Return for each flat tensor those of all processes, a row of each. Those of one type travel as one."""
-        places: dict[DType, list[int]] = {}
-        for place, x in enumerate(given):
-            places.setdefault(x.dtype, []).append(place)
-        found: dict[int, Tensor] = {}
-        for dtype, same in places.items():
-            flat = cat([given[i] for i in same])
-            rows = self._all_gather(flat, dtype, group).reshape(group.size(), -1)
-            parts = rows.split([given[i].shape[0] for i in same], 1)
-            found |= zip(same, parts, strict=True)
-        return [found[i] for i in range(len(given))]
+            if self.is_sharded_post_forward:
+                assert self.post_forward_mesh_info is not None
+                info = self.post_forward_mesh_info
+                given = [(ps, cat([p.kept_shard() for p in ps])) for ps, _ in self._flats]
+            else:
+                self.lay()
+                given = [(ps, ps[0].computed(flat)) for ps, flat in self._flats]
+            for params, flat in given:
+                rows = self._all_gather(flat, flat.dtype, info.shard_process_group)
+                self._all_gather_result.append((params, rows, tuple([p.form for p in params])))
 
     def _all_gather(self, flat: Tensor, dtype: DType, group: ProcessGroup) -> Tensor:
         count = group.size()
@@ -246,9 +259,10 @@ class FSDPParamGroup:
         if gathered is None:
             return
         with no_grad():
-            for param, rows in zip(self.fsdp_params, gathered, strict=True):
-                param.fill(rows)
-                param.to_unsharded()
+            for params, rows, forms in gathered:
+                for param, whole in zip(params, wholes(rows, forms), strict=True):
+                    param.fill(whole)
+                    param.to_unsharded()
         self._sharded_state = ShardedState.UNSHARDED
 
     def reshard(self) -> None:
@@ -344,9 +358,7 @@ class FSDPParamGroup:
         info = self.mesh_info
         group = info.reduce_scatter_process_group or info.shard_process_group
         before, after, op, all_op = self._factors(dtype, group)
-        rows = [p.sent_grad(g) for p, g in zip(params, grads, strict=True)]
-        sizes = [row.shape[1] for row in rows]
-        flat = cat(rows, 1).reshape(-1).to(dtype)
+        flat = sent(tuple(grads), tuple([p.form for p in params]), info.shard_mesh_size, dtype)
         if before is not None:
             flat = flat / before
         part = self._reduce_scatter(flat, dtype, op, group)
@@ -354,7 +366,7 @@ class FSDPParamGroup:
         def arrive() -> None:
             """Put the gradients in their places."""
             with no_grad():
-                self._add(params, sizes, part, after, all_op)
+                self._add(params, part, after, all_op)
 
         self.comm_ctx.under_way.append(arrive)
         # Replicas and hooks read what has come: one group's is under way while the next is computed.
@@ -379,7 +391,6 @@ class FSDPParamGroup:
     def _add(
         self,
         params: Sequence[FSDPParam],
-        sizes: Sequence[int],
         part: Tensor,
         after: float | None,
         all_op: ReduceOp,
@@ -403,8 +414,10 @@ class FSDPParamGroup:
             part = part / after
         if self._orig_dtype is not None:
             part = part.to(self._orig_dtype)
-        for param, mine in zip(params, part.split(list(sizes)), strict=True):
-            param.add_grad(mine)
+        start = 0
+        for param in params:
+            param.add_grad(part, start)
+            start += param.width
 
     def _factors(
         self, dtype: DType, group: ProcessGroup

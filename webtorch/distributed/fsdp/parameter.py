@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, NamedTuple
 
 from webtorch.distributed.device_mesh import DeviceMesh
+from webtorch.distributed.fsdp.forms import Form, padded
 from webtorch.distributed.fsdp.meshes import (
     FSDPMeshInfo,
     HSDPMeshInfo,
@@ -22,10 +23,8 @@ from webtorch.distributed.fsdp.policy import CPUOffloadPolicy, MixedPrecisionPol
 from webtorch.distributed.tensor import DTensor
 from webtorch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from webtorch.distributed.tensor.placement_types import Placement, Replicate, Shard, _StridedShard
-from webtorch.functions.joining import cat
-from webtorch.functions.padding import pad
 from webtorch.ir.dtype import DType
-from webtorch.ir.view import numel
+from webtorch.ir.view import contiguous_strides, numel
 from webtorch.nn.module import Module
 from webtorch.nn.parameter import Parameter
 from webtorch.ops import primitive
@@ -122,7 +121,7 @@ class FSDPParam:
             raise AssertionError(
                 f"Shard dim {dim} is invalid for {data.ndim}D tensor: {param.shape}"
             )
-        self._orig_size = data.shape
+        self._orig_size = tuple(data.shape)
         if dim > 0 and data.shape[dim] % size != 0:
             raise NotImplementedError(
                 f"FSDP does not support uneven sharding on dim {dim}: "
@@ -130,11 +129,12 @@ class FSDPParam:
             )
         parts = _shards(data, size, dim)
         mine = parts[self.mesh_info.shard_mesh_rank]
-        self.sharded_size, self.padded_size = mine.shape, tuple(parts[0].shape)
+        self.sharded_size = tuple(mine.shape)
+        self._form = tuple(parts[0].shape), dim, self._orig_size
         mine = mine.detach().clone() if not data.is_meta else mine
         if mine.is_meta:
             # A view of the whole would stay one.
-            mine = data.new_empty(tuple(self.sharded_size))
+            mine = data.new_empty(self.sharded_size)
         if self.offload_to_cpu and not mine.is_meta:
             mine = mine.cpu()
         self.sharded_param: Any = Parameter(
@@ -198,25 +198,42 @@ class FSDPParam:
         """The type of the whole."""
         return self.param_dtype or self.orig_dtype
 
-    def gathered_input(self) -> Tensor:
-        """Return what this process gives to a gathering: flat, as long as that of all others."""
-        if self.sharded_state is ShardedState.SHARDED_POST_FORWARD:
-            kept: Tensor = self._sharded_post_forward_param._local_tensor
-            return _padded(kept.detach().reshape(-1), self._post_forward_elements())
-        mine = self._sharded_local_tensor.detach()
-        if self.offload_to_cpu:
-            mine = mine.to(self.device)
-        return _padded(mine.to(self.computed_dtype).reshape(-1), numel(self.padded_size))
+    def computed(self, flat: Tensor) -> Tensor:
+        """Return shards as they are gathered: on the device that computes, in the type of the whole."""
+        return (flat.to(self.device) if self.offload_to_cpu else flat).to(self.computed_dtype)
 
-    def fill(self, gathered: Tensor) -> None:
-        """Let the whole be what was gathered: a row of each process."""
-        count, dim = gathered.shape[0], self.fsdp_placement.dim
-        if dim and self.sharded_state is ShardedState.SHARDED:
-            rows = gathered.reshape(count, *self.padded_size)
-            whole = cat(list(rows.unbind(0)), dim)
-        else:
-            whole = gathered.reshape(-1)[: numel(self._orig_size)].reshape(self._orig_size)
-        made = primitive.copy(whole)
+    @property
+    def form(self) -> Form:
+        """How it travels now."""
+        if self.sharded_state is not ShardedState.SHARDED_POST_FORWARD:
+            return self._form
+        return (self._post_forward_elements(),), 0, self._orig_size
+
+    @property
+    def width(self) -> int:
+        """How many elements each process gives."""
+        return numel(self._form[0])
+
+    def padded_shard(self) -> Tensor:
+        """Return the shard, flat, as long as the largest one."""
+        return padded(self._sharded_local_tensor.detach().reshape(-1), self.width)
+
+    def lies_in(self, flat: Tensor) -> bool:
+        """Whether the shard is a part of a tensor."""
+        return self._sharded_local_tensor._storage is flat._storage
+
+    def lie_in(self, part: Tensor) -> None:
+        """Let the shard be a part of a tensor, which has its values."""
+        size = self.sharded_size
+        self._sharded_local_tensor.data = part.narrow(0, 0, numel(size)).view(size)
+
+    def kept_shard(self) -> Tensor:
+        """Return the shard of the smaller group, flat, as long as the largest one."""
+        kept: Tensor = self._sharded_post_forward_param._local_tensor
+        return padded(kept.detach().reshape(-1), self._post_forward_elements())
+
+    def fill(self, made: Tensor) -> None:
+        """Let the whole have its values."""
         node, runtime = made._storage.node, made._storage.runtime
         known = self._storage
         if known is None or known.dtype is not made.dtype or known.runtime is not runtime:
@@ -330,24 +347,18 @@ class FSDPParam:
         found: Tensor | None = grad
         return found
 
-    def sent_grad(self, grad: Tensor) -> Tensor:
-        """Return a gradient as it is sent: a row for each process."""
-        count, dim = self.mesh_info.shard_mesh_size, self.fsdp_placement.dim
-        if dim:
-            grad = cat(list(grad.chunk(count, dim)), 0)
-        return _padded(grad.reshape(-1), count * numel(self.padded_size)).reshape(count, -1)
-
-    def add_grad(self, mine: Tensor) -> None:
-        """Add this process's part of the mean to the shard's gradient: a row that was sent."""
-        mine = mine[: numel(self.sharded_size)].reshape(tuple(self.sharded_size))
+    def add_grad(self, sent: Tensor, start: int) -> None:
+        """Add this process's part of the mean to the shard's gradient; it lies in what was sent, from `start` on."""
+        size = self.sharded_size
+        mine = sent.as_strided(size, contiguous_strides(size), sent.storage_offset() + start)
         if self.offload_to_cpu:
             mine = mine.cpu()
-        shard = self.sharded_param
-        if shard.grad is None:
-            shard.grad = DTensor(mine, self._spec, requires_grad=False)
+        shard, local = self.sharded_param, self._sharded_local_tensor
+        if local.grad is None:
+            local.grad = mine
         else:
-            shard.grad._local_tensor += mine
-        for hook in list((shard._local_tensor._post_accumulate or {}).values()):
+            local.grad += mine
+        for hook in list((local._post_accumulate or {}).values()):
             hook(shard)
 
     def __repr__(self) -> str:
@@ -356,9 +367,3 @@ class FSDPParam:
 
 def _see(_: Tensor) -> None:
     pass
-
-
-def _padded(flat: Tensor, elements: int) -> Tensor:
-    """Return a flat tensor of so many elements, zeros behind its own."""
-    missing = elements - flat.shape[0]
-    return pad(flat, (0, missing)) if missing else flat
