@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 
 from tests import profiles
+from tests.patience import PATIENCE
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 # Without the second flag the Debian package offers no adapter; the first is for containers without user namespaces.
 FLAGS = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
-# Milliseconds that a page may take for one thing. The software adapter compiles slowly on a busy machine.
-PATIENCE = 120_000
 
 
 def _missing(what: str) -> None:
@@ -122,7 +121,7 @@ class Page:
     def __init__(self, page: Any) -> None:
         self.page = page
         self.problems: list[str] = []
-        page.set_default_timeout(PATIENCE)
+        page.set_default_timeout(1000 * PATIENCE)
         page.on(
             "console",
             lambda m: self.problems.append(m.text) if m.type in ("error", "warning") else None,
@@ -135,7 +134,7 @@ class Page:
 
     def until(self, expression: str) -> None:
         """Wait until a JavaScript expression is true (Playwright's own way needs eval, which the page forbids)."""
-        end = time.monotonic() + PATIENCE / 1000
+        end = time.monotonic() + PATIENCE
         while not self.page.evaluate(f"() => Boolean({expression})"):
             assert time.monotonic() < end, f"never true: {expression}"
             time.sleep(0.05)

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.patience import PATIENCE
+
 # A scene is called with the number of turns, and raises where it saw a wrong value.
 Scene = Callable[[int], None]
 
@@ -29,7 +31,7 @@ def switching() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def together(scenes: list[Scene], turns: int, patience: float = 120.0) -> None:
+def together(scenes: list[Scene], turns: int, patience: float = PATIENCE) -> None:
     """Run scenes in a thread each; raise what the first of them raised, or TimeoutError if one hangs."""
     errors: list[BaseException] = []
 
@@ -60,7 +62,7 @@ def reads_in_a_pool(t: Any, device: str, turns: int) -> None:
         for _ in range(turns):
             w.add_(1)
             losses.append(pool.submit(float, (w * w).mean()))
-        assert [f.result(60) for f in losses] == [float((i + 1) ** 2) for i in range(turns)]
+        assert [f.result(PATIENCE) for f in losses] == [float((i + 1) ** 2) for i in range(turns)]
     assert w.tolist() == [float(turns)] * 8
 
 
@@ -114,7 +116,7 @@ def scenes(t: Any, device: str, capture: Callable[[Any], Any]) -> list[Scene]:
             w.add_(1)
             losses.put((w * w).mean())
         losses.put(None)
-        reader.join(60)
+        reader.join(PATIENCE)
         assert got == [float((i + 1) ** 2) for i in range(turns)]
         assert w.tolist() == [float(turns)] * 8
 

@@ -13,6 +13,7 @@ import pytest
 
 import webtorch
 from tests.capabilities.same import close, ours, rows, same, values
+from tests.patience import PATIENCE
 from webtorch.ir.kernel import Matmul
 from webtorch.ir.limits import Limits
 from webtorch.lower.wgsl import render
@@ -110,7 +111,11 @@ print(first, second)
 def test_threads_share_a_product() -> None:
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", _WORK], env=environment, capture_output=True, text=True, timeout=180
+        [sys.executable, "-c", _WORK],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     first, second = (int(n) for n in done.stdout.split())

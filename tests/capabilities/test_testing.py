@@ -13,6 +13,7 @@ import torch
 
 import webtorch
 from tests.capabilities.same import close, ours, values
+from tests.patience import PATIENCE
 from webtorch.ir.limits import Limits
 from webtorch.lower.wgsl import render
 
@@ -141,7 +142,7 @@ except torch.errors.DeviceError as error:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     assert "install" in done.stdout

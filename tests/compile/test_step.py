@@ -12,6 +12,7 @@ import pytest
 
 import webtorch
 import webtorch.nn.functional as F
+from tests.patience import PATIENCE
 from webtorch import nn
 from webtorch.capture import progress
 from webtorch.errors import CaptureError
@@ -324,8 +325,11 @@ def test_a_person_at_a_terminal_is_told_what_takes_long(monkeypatch: pytest.Monk
             written.append(text)
             return len(text)
 
+    end = time.monotonic() + PATIENCE
+
     def slow(x: Any) -> Any:
-        time.sleep(0.3)
+        while sys.stderr.isatty() and not written and time.monotonic() < end:
+            time.sleep(0.01)
         return x * 2
 
     monkeypatch.setattr(progress, "DELAY", 0.05)
@@ -336,5 +340,7 @@ def test_a_person_at_a_terminal_is_told_what_takes_long(monkeypatch: pytest.Monk
     assert compiled(x).tolist() == [2.0, 2.0]
     assert "compiling slow" in "".join(written)
     written.clear()
+    # What is quicker than that is not told.
+    monkeypatch.setattr(progress, "DELAY", PATIENCE)
     compiled(x)
     assert not written

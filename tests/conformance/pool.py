@@ -71,7 +71,8 @@ def work_off(
             late = time.monotonic() - worker.since > seconds
             if worker.answers not in ready and not late:
                 continue
-            line = "" if late else worker.answers.readline()
+            # What has come is taken, though this loop looks at it late.
+            line = worker.answers.readline() if worker.answers in ready else ""
             result = json.loads(line) if line else {"died": "timeout" if late else "crash"}
             done += 1
             finish(worker.task, result, f"{done}/{len(tasks)}")

@@ -13,7 +13,7 @@ for line in sys.stdin:
     (name,) = json.loads(line)
     if name == "dies":
         os._exit(1)
-    time.sleep(60 if name == "sleeps" else 0)
+    time.sleep(1000 if name == "sleeps" else 0)
     print(json.dumps({"done": name}), flush=True)
 """
 
@@ -29,7 +29,7 @@ def test_one_that_dies_takes_one_task_with_it() -> None:
     def start() -> Worker[tuple[str]]:
         return Worker(("-c", SCRIPT), os.environ)
 
-    work_off([("a",), ("dies",), ("b",), ("sleeps",), ("c",)], 2, start, 3.0, finish)
+    work_off([("a",), ("dies",), ("b",), ("sleeps",), ("c",)], 2, start, 8.0, finish)
     assert found == {
         **{name: {"done": name} for name in "abc"},
         "dies": {"died": "crash"},

@@ -11,7 +11,6 @@ from webtorch.ir.dtype import DType, bfloat16
 from webtorch.ir.kernel import BufferSlot, Kernel, Routine
 from webtorch.ir.program import BufferDecl, Dispatch, Program, Site
 from webtorch.lower.pysource import python_source
-from webtorch.runtime.backends.cpu import jit
 from webtorch.runtime.backends.cpu.executable import KernelRunner
 from webtorch.runtime.backends.cpu.memory import CpuBuffer, array_type
 
@@ -84,7 +83,3 @@ def program(routine: Routine, sites: Sequence[Site] = ()) -> Program:
 
 def text(kernel: Kernel) -> str:
     return python_source(kernel)
-
-
-def native_available() -> bool:
-    return jit.available()

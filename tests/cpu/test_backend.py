@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 import webtorch
 from tests.cpu import harness
+from tests.patience import PATIENCE
 from webtorch import debug
 from webtorch.errors import IndexOutOfRangeError
 from webtorch.ir import expr as ex
@@ -311,7 +312,7 @@ def test_split_covers_the_range_once() -> None:
 def test_parallel_tasks_run_on_other_threads_and_raise() -> None:
     seen = []
     barrier = threading.Barrier(3)
-    run_parallel([lambda: (barrier.wait(60), seen.append(threading.get_ident()))] * 3)
+    run_parallel([lambda: (barrier.wait(PATIENCE), seen.append(threading.get_ident()))] * 3)
     assert len(set(seen)) == 3
 
     def fail() -> None:
@@ -509,7 +510,7 @@ def test_kernels_of_a_long_run_are_compiled_ahead(monkeypatch: pytest.MonkeyPatc
     executable.compile_ahead(steps)
     for thread in threading.enumerate():
         if thread.name.startswith("webtorch-compile"):
-            thread.join(60)
+            thread.join(PATIENCE)
     assert [r.ahead is not None for r in (*long, short, often)] == [True] * 3 + [False, True]
     assert all(r.native is None and r.spent == 0 for r in steps)
     ahead = long[0].ahead
@@ -531,7 +532,7 @@ def test_a_process_is_not_copied_while_threads_compile(monkeypatch: pytest.Monke
     monkeypatch.setattr(executable, "get_num_threads", lambda: 2)
     monkeypatch.setattr(executable.jit, "function", slow)
     executable.compile_ahead([KernelRunner(chain(3_000_000 + n, "long")) for n in range(9)])
-    assert started.wait(60)
+    assert started.wait(PATIENCE)
     child = os.fork()
     if child == 0:
         os._exit(0)

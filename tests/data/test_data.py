@@ -16,6 +16,7 @@ import torch.utils.data as ref
 
 import webtorch
 from tests.nn.oracle import assert_same, to_web
+from tests.patience import PATIENCE
 from webtorch.utils import data
 
 # Machines with fewer processors than these tests have workers.
@@ -298,7 +299,7 @@ def test_workers_end_as_processes_do() -> None:
     assert [t.exitcode for t in threads] == [None, None]
     for thread in threads:
         thread.terminate()
-        thread.join(60)
+        thread.join(PATIENCE)
     assert [t.exitcode for t in threads] == [0, 0]
 
 
@@ -329,7 +330,7 @@ def test_seeds_of_numpy_in_workers_are_pytorchs() -> None:
 
 
 def test_workers_read_at_the_same_time() -> None:
-    together = threading.Barrier(3, timeout=60)
+    together = threading.Barrier(3, timeout=PATIENCE)
 
     class Meeting(Numbers):
         def __getitem__(self, index: int) -> int:

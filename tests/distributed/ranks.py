@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.distributed import features, models
+from tests.patience import PATIENCE
 
 RANKS = 2
 DTYPES = ("float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "complex64")
@@ -128,7 +129,7 @@ class Program:
         if self.rank == 0:
             d.all_reduce(x, group=alone)
         d.barrier()
-        d.monitored_barrier(timeout=datetime.timedelta(seconds=60))
+        d.monitored_barrier(timeout=datetime.timedelta(seconds=PATIENCE))
         return [found, sent, got, gathered, self.values(x), d.get_rank(alone), d.get_world_size(alone),
                 d.get_process_group_ranks(d.group.WORLD), d.get_backend()]  # fmt: skip
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 
+from tests.distributed import started
 from tests.distributed.compiled import CASES
 
 # How many captures, programs and collectives there are on ranks other than 0, which computes what it broadcasts.
@@ -32,16 +28,7 @@ PARTS = {
 
 @cache
 def _found(size: int) -> list[dict[str, Any]]:
-    folder = mkdtemp()
-    command = [sys.executable, "-m", "tests.distributed.compiled", folder, str(size)]
-    started = [
-        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True)
-        for rank in range(size)
-    ]
-    for process in started:
-        _, said = process.communicate(timeout=300)
-        assert not process.returncode, said[-3000:]
-    return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(size)]
+    return started.found("compiled", size, lambda rank: (size, rank))
 
 
 SIZES = [1, 2, pytest.param(4, marks=pytest.mark.long)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -12,16 +11,17 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 
 import webtorch as torch
 import webtorch.distributed as dist
+from tests.distributed import started
 from tests.distributed.features import FEATURES
 from tests.distributed.models import KINDS, MODELS
 from tests.distributed.ranks import NAMES, RANKS
+from tests.patience import PATIENCE
 from webtorch.distributed import shared, words
 from webtorch.distributed.engine import engine
 from webtorch.distributed.group import ProcessGroup
@@ -29,25 +29,7 @@ from webtorch_autoload.device.attempts import common_word
 
 
 def _processes(library: str, device: str, ranks: int, *rest: str) -> list[dict[str, Any]]:
-    folder = mkdtemp()
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "tests.distributed.ranks",
-        folder,
-        library,
-        device,
-    ]
-    started = [
-        subprocess.Popen([*command, str(rank), *rest], stderr=subprocess.PIPE, text=True)
-        for rank in range(ranks)
-    ]
-    for process in started:
-        _, said = process.communicate(timeout=300)
-        assert not process.returncode, said[-3000:]
-    return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+    return started.found("ranks", ranks, lambda rank: (library, device, rank, *rest))
 
 
 @cache
@@ -111,7 +93,7 @@ def test_sums_of_three_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) ->
 
     def train(rank: int) -> list[Any]:
         """Be one of three: sums in parts, among others, are waited for when all have begun."""
-        group = ProcessGroup(store, ranks, rank, "many", timedelta(seconds=60))
+        group = ProcessGroup(store, ranks, rank, "many", timedelta(seconds=PATIENCE))
         given = [torch.arange(float(n)) + rank for n in (2, 150, 3, 300)]
         given.append(given[1].to(torch.bfloat16))
         part = torch.empty(100)
@@ -260,11 +242,11 @@ def test_half_a_word_is_none_and_who_waits_is_woken() -> None:
     bell = other.bell(0)
     assert not other.sleep(0, bell, 0.001)
     with ThreadPoolExecutor(1) as thread:
-        woken = thread.submit(other.sleep, 0, bell, 60.0)
+        woken = thread.submit(other.sleep, 0, bell, PATIENCE)
         mine.say(told)
         assert woken.result() and other.bell(0) == bell + 1
     # It does not sleep on what is old.
-    assert other.sleep(0, bell, 60.0)
+    assert other.sleep(0, bell, PATIENCE)
     assert other.said(0, 5) == told and other.said(0, 5 + 64) is None
     mine.say_added(5)
     assert other.added(0, 5) and other.added(1, 5) is None
@@ -278,7 +260,7 @@ def test_half_a_word_is_none_and_who_waits_is_woken() -> None:
 
 
 def test_what_processes_before_a_restart_have_said_is_not_read() -> None:
-    kept, words, long = engine().c10d.HashStore(), [], timedelta(seconds=60)
+    kept, words, long = engine().c10d.HashStore(), [], timedelta(seconds=PATIENCE)
     for _ in range(3):
         with ThreadPoolExecutor(2) as threads:
             others = [threads.submit(common_word, kept, rank, 3, long) for rank in (1, 2)]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "distributed"
 _TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=2")
 _ACCELERATE = (
@@ -24,7 +26,7 @@ def run(*arguments: str) -> str:
     environment = {**os.environ, "WEBTORCH_PYTORCH_ENGINE": "cpu", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, *arguments]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=400, check=False
+        command, capture_output=True, text=True, env=environment, timeout=PATIENCE, check=False
     )
     assert not done.returncode, done.stderr[-3000:]
     return done.stdout

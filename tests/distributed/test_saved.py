@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 
 import webtorch as torch
+from tests.distributed import started
 from webtorch.distributed import checkpoint
 from webtorch.distributed.checkpoint import filesystem
 from webtorch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
@@ -23,19 +20,10 @@ from webtorch.io.pytorch_file import CheckpointError
 
 
 def _run(library: str, ranks: int, ways: str, place: Path) -> list[dict[str, Any]]:
-    folder = mkdtemp()
-    command = [sys.executable, "-W", "ignore", "-m", "tests.distributed.saved", folder, library]
-    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    started = [
-        subprocess.Popen(
-            [*command, str(rank), str(ranks), ways, str(place)], stderr=subprocess.PIPE, text=True, env=environment,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    for process in started:
-        _, said = process.communicate(timeout=300)
-        assert not process.returncode, said[-3000:]
-    return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+    return started.found(
+        "saved", ranks, lambda rank: (library, rank, ranks, ways, place),
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )  # fmt: skip
 
 
 def _same(a: dict[str, Any], b: dict[str, Any]) -> None:

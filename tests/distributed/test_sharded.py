@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 
 import webtorch as torch
+from tests.distributed import started
 from tests.distributed.models import MODELS
 from tests.distributed.sharded import COMPILED, FOUR, TWO
 from webtorch.distributed.fsdp import FullyShardedDataParallel
 
 
 def _processes(library: str, device: str, ranks: int, *rest: str) -> list[dict[str, Any]]:
-    folder = mkdtemp()
-    command = [
-        sys.executable, "-W", "ignore", "-m", "tests.distributed.sharded", folder, library, device,
-    ]  # fmt: skip
     # PyTorch shards on its accelerator, which our device would be.
-    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    started = [
-        subprocess.Popen(
-            [*command, str(rank), str(ranks), *rest], stderr=subprocess.PIPE, text=True, env=environment,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    for process in started:
-        _, said = process.communicate(timeout=500)
-        assert not process.returncode, said[-3000:]
-    return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+    return started.found(
+        "sharded", ranks, lambda rank: (library, device, rank, ranks, *rest),
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+    )  # fmt: skip
 
 
 @cache

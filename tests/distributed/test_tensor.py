@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 import torch
 
-from tests.distributed import dtensors, operations, parallel
+from tests.distributed import dtensors, operations, parallel, started
 
 Found = list[dict[str, Any]]
 
 
 def _processes(module: str, ranks: int, *words: str) -> Found:
-    """Return what processes write that run a module: a folder, these words, and their ranks."""
-    folder = mkdtemp()
-    command = [sys.executable, "-W", "ignore", "-m", f"tests.distributed.{module}", folder, *words]
-    started = [
-        subprocess.Popen([*command, str(rank), str(ranks)], stderr=subprocess.PIPE, text=True)
-        for rank in range(ranks)
-    ]
-    said = [process.communicate(timeout=550)[1] for process in started]
-    assert not any(process.returncode for process in started), "\n".join(said)[-3000:]
-    return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
+    """Return what processes write that run a module with these words and their ranks."""
+    return started.found(module, ranks, lambda rank: (*words, rank, ranks))
 
 
 @cache

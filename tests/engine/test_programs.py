@@ -10,6 +10,7 @@ import torch
 
 import webtorch
 from tests.conftest import need_device
+from tests.patience import PATIENCE
 from webtorch.ir import expr as ex
 from webtorch.ir.kernel import Scan
 
@@ -213,7 +214,7 @@ def test_threads_may_use_tensors_at_once(device: str) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert not failures, failures
     assert results == {n: [pytest.approx(31.5 * n, rel=1e-5)] * 6 for n in range(4)}
 

@@ -14,6 +14,7 @@ import pytest
 
 import webtorch
 from tests.conftest import need_device
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,7 +90,7 @@ def _default(code: str = "", **environment: str) -> str:
         env={**kept, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE,
     )
     return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
 

@@ -12,6 +12,7 @@ import pytest
 
 import webtorch
 from tests import crowd
+from tests.patience import PATIENCE
 from webtorch.runtime.arrivals import Arrival
 from webtorch.runtime.realize import Runtime
 from webtorch.tensors.device import resolve
@@ -45,7 +46,7 @@ def test_a_captured_function_may_wait_for_a_thread_that_computes(device: str) ->
         @webtorch.compile
         def step(x: Any) -> Any:
             n.add_(1)
-            pool.submit(work).result(60)
+            pool.submit(work).result(PATIENCE)
             return x * w + n
 
         x = webtorch.ones(4, device=device)
@@ -66,7 +67,7 @@ def test_a_thread_that_writes_during_a_capture_is_not_lost(device: str) -> None:
         @webtorch.compile
         def step(x: Any) -> Any:
             mine.add_(x)
-            pool.submit(work).result(60)
+            pool.submit(work).result(PATIENCE)
             return mine * 2
 
         one = webtorch.ones(4, device=device)
@@ -83,7 +84,7 @@ def test_operations_of_another_thread_are_not_part_of_a_capture(device: str, end
     inside, outside = threading.Event(), threading.Event()
 
     def work() -> None:
-        assert inside.wait(60)
+        assert inside.wait(PATIENCE)
         # What the capture has overwritten has the value of before here.
         there.extend([w + 3, w.clone(), w[1:3] * 4 + 1])
         outside.set()
@@ -92,7 +93,7 @@ def test_operations_of_another_thread_are_not_part_of_a_capture(device: str, end
     def step(x: Any) -> Any:
         w.add_(x)
         inside.set()
-        assert outside.wait(60)
+        assert outside.wait(PATIENCE)
         if ends == "reads":
             return w * float(w.sum())
         if ends == "raises":
@@ -109,7 +110,7 @@ def test_operations_of_another_thread_are_not_part_of_a_capture(device: str, end
     else:
         assert step(x).tolist() == [4.0] * 4
         assert w.tolist() == [1.0] * 4
-    thread.join(60)
+    thread.join(PATIENCE)
     assert [y.tolist() for y in there] == [[3.0] * 4, [0.0] * 4, [1.0] * 2]
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import webtorch
+from tests.patience import PATIENCE
 from webtorch.runtime.backends.plain import PlainBackend
 
 
@@ -88,7 +89,7 @@ def _run(body: str) -> Any:
         [sys.executable, "-c", SCRIPT + body],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]

@@ -11,6 +11,7 @@ import pytest
 
 import webtorch
 from tests.conftest import need_device
+from tests.patience import PATIENCE
 from webtorch.errors import OutOfMemoryError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +26,7 @@ def _python(source: str, **environment: str) -> subprocess.CompletedProcess[str]
         env={**os.environ, "PYTHONPATH": path, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
 
 

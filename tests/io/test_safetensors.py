@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from webtorch.io import safetensors
 from webtorch.io.safetensors import RawTensor, SafetensorError
 
@@ -395,7 +396,7 @@ def test_a_pipe_is_written_to_not_replaced(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(path.read_bytes)
         safetensors.save_file({"a": RawTensor("uint8", (1,), b"x")}, path)
-        assert plain(safetensors.loads(received.result(60))) == {"a": ("uint8", (1,), b"x")}
+        assert plain(safetensors.loads(received.result(PATIENCE))) == {"a": ("uint8", (1,), b"x")}
     assert stat.S_ISFIFO(path.stat().st_mode)
 
 

@@ -19,6 +19,7 @@ import openai
 import pytest
 import uvicorn
 
+from tests.patience import PATIENCE
 from webtorch.llm import LanguageModel, Sampling, load
 from webtorch.llm.server import Served, _pieces, application
 
@@ -46,7 +47,7 @@ def served(model: LanguageModel) -> Iterator[str]:
         time.sleep(0.01)
     yield f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
     server.should_exit = True
-    thread.join(60)
+    thread.join(PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def test_a_client_that_goes_away_leaves_its_place_to_others(
     # All places are free again, long before an answer of 100 tokens would have ended.
     found = client.completions.create(model="stdlib", prompt="def ", max_tokens=2)
     assert found.usage is not None and found.usage.completion_tokens == 2
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while model.batch.running and time.monotonic() < end:
         time.sleep(0.01)
     # Nobody went on with what nobody read.
@@ -258,10 +259,10 @@ def test_one_who_waits_and_goes_away_is_not_answered(address: str, model: Langua
         httpx.post(
             f"{address}/chat/completions",
             json=asked,
-            timeout=httpx.Timeout(60, read=0.05),
+            timeout=httpx.Timeout(PATIENCE, read=0.05),
             headers={"Authorization": "Bearer secret"},
         )
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while model.batch.running and time.monotonic() < end:
         time.sleep(0.01)
     assert not model.batch.running
@@ -289,7 +290,7 @@ def test_one_who_goes_away_while_pieces_come_is_noticed() -> None:
         return len([piece async for piece in _pieces([answer], request)])
 
     answer = Endless()
-    assert asyncio.run(asyncio.wait_for(read(answer, Gone()), 60)) and answer.ended.is_set()
+    assert asyncio.run(asyncio.wait_for(read(answer, Gone()), PATIENCE)) and answer.ended.is_set()
 
 
 def test_who_ends_the_server_ends_its_answers(model: LanguageModel) -> None:

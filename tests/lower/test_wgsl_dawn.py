@@ -12,6 +12,8 @@ import sys
 
 import pytest
 
+from tests.patience import PATIENCE
+
 DRIVERS = "/usr/lib/chromium*/vk_swiftshader_icd.json"
 
 SCRIPT = r"""
@@ -86,7 +88,7 @@ def test_kernels_on_dawn() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "-c", SCRIPT],
         env={**os.environ, "VK_ICD_FILENAMES": found[0], "VK_DRIVER_FILES": found[0], "PYTHONPATH": os.getcwd()},
-        capture_output=True, text=True, timeout=300, check=False,
+        capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
     assert "all right" in done.stdout

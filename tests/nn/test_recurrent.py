@@ -255,3 +255,28 @@ def test_lengths_on_the_default_device_are_read(device: str) -> None:
     assert packed.data.device.type == device and packed.batch_sizes.device.type == "cpu"
     assert packed.batch_sizes.tolist() == [2, 2, 1]
     assert rnn.pad_packed_sequence(packed)[1].tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("twice", [False, True], ids=["a gradient", "gradients of gradients"])
+@pytest.mark.parametrize("name", ["RNN", "GRU"])
+def test_biases_may_be_written_before_the_gradient_is_taken(
+    name: str, twice: bool, device: str
+) -> None:
+    """PyTorch's sums do not save them; what gradients of gradients read is what they were."""
+    module, reference = layers(name, {}, device)
+    x = torch.randn(5, 2, 3)
+    found = []
+    for layer, given in ((module, to_web(x, device)), (reference, x.clone())):
+        given.requires_grad_()
+        lib = torch if layer is reference else webtorch
+        loss = layer(given)[0].square().sum()
+        with lib.no_grad():
+            layer.bias_ih_l0.add_(1)
+            layer.bias_hh_l0.mul_(3)
+        if twice:
+            of_x, of_bias = lib.autograd.grad(loss, [given, layer.bias_hh_l0], create_graph=True)
+            loss = of_x.square().sum() + of_bias.sum()
+        loss.backward()
+        found.append([p.grad for p in (given, *layer.parameters())])
+    for got, want in zip(*found, strict=True):
+        assert_same(got, want)

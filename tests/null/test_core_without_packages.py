@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKED = ("numpy", "wgpu", "wgpudawn", "torch", "rich", "numba", "sklearn", "safetensors", "cffi")
 
@@ -111,7 +113,7 @@ torch.set_default_device("webgpu:0")
 def _run(script: str) -> str:
     code = PRELUDE + textwrap.dedent(script)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

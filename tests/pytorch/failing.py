@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.patience import PATIENCE
 from webtorch.distributed import shared
 from webtorch.pytorch.distributed import _lanes
 
@@ -54,7 +55,7 @@ def alone() -> list[float]:
 def _killed(folder: Path) -> None:
     """Train with a checkpoint each step; rank 1 is killed in a backward pass of its first life."""
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    dist.init_process_group(timeout=timedelta(seconds=60))
+    dist.init_process_group(timeout=timedelta(seconds=PATIENCE))
     rank, kept = dist.get_rank(), folder / "kept.pt"
     model = _net().to("webgpu")
     optimizer, begin = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), 0
@@ -101,7 +102,7 @@ def _lost(rank: int, folder: Path, dies: bool) -> None:
     """Wait for the gradients of a backward pass for a rank that dies, or hangs, in its own."""
     if folder.name.endswith("shared"):
         shared.LEAST = 4
-    _start(rank, 2, folder, "store", 60)
+    _start(rank, 2, folder, "store", PATIENCE)
     wrapped = nn.parallel.DistributedDataParallel(_net().to("webgpu"))
     for step in range(2):
         out = wrapped(_batch(step, rank).to("webgpu"))
@@ -150,7 +151,7 @@ def _kept(rank: int, folder: Path) -> None:
     """Save on four ranks, where one then finds the disk full, and load on two."""
     import torch.distributed.checkpoint as files
 
-    _start(rank, 4, folder, "four", 60)
+    _start(rank, 4, folder, "four", PATIENCE)
     model, state = _sharded()
     with torch.no_grad():
         for weight in model.parameters():
@@ -167,7 +168,7 @@ def _kept(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
     far = -1.0
     if rank < 2:
-        _start(rank, 2, folder, "two", 60)
+        _start(rank, 2, folder, "two", PATIENCE)
         model, state = _sharded()
         files.load(state, checkpoint_id=folder / "kept")
         pairs = zip(model.parameters(), _net(64).parameters(), strict=True)

@@ -18,6 +18,8 @@ import textwrap
 import threading
 from pathlib import Path
 
+from tests.patience import PATIENCE
+
 # The first process reads a request a line, forks, and writes the exit status. A child leaves the loop, and
 # ends as any program does.
 _FIRST = """
@@ -43,7 +45,7 @@ exec(compile(request["program"], "<string>", "exec"), {"__name__": "__main__"})
 """
 
 
-def python(program: str, timeout: float = 120, **environment: str) -> str:
+def python(program: str, timeout: float = PATIENCE, **environment: str) -> str:
     """Run a program in a new interpreter; return what it printed."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
@@ -89,7 +91,7 @@ def end() -> None:
         _end(bare)
 
 
-def forked(program: str, timeout: float = 120, bare: bool = False, **environment: str) -> str:
+def forked(program: str, timeout: float = PATIENCE, bare: bool = False, **environment: str) -> str:
     """Run a program where torch is imported and no device open; return what it printed."""
     if not hasattr(os, "fork"):
         autoload = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"} if bare else {}

@@ -25,6 +25,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from tests.patience import PATIENCE
 from webtorch.distributed import shared
 from webtorch.runtime import arrivals
 from webtorch.runtime.realize import Runtime
@@ -348,7 +349,7 @@ def _kept() -> int:
         if turn == 2:
             before = torch.webgpu.memory_allocated()
     x.cpu()
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     # Threads of the group let go a moment after the sum is there.
     while (more := torch.webgpu.memory_allocated() - before) > 0 and time.monotonic() < end:
         time.sleep(0.001)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 import webtorch_autoload
+from tests.patience import PATIENCE
 from tests.pytorch.processes import forked, python
 
 
@@ -323,7 +324,7 @@ def test_ctrl_c_in_the_middle_of_anything(webgpu: str, delay: str) -> None:
         {f"interrupt._DELAY = interrupt._PERIOD = {delay}" if delay else ""}
         print(interrupts.run({presses}, seed=1))
         """
-    assert forked(program, timeout=60 + presses) == str(presses)
+    assert forked(program, timeout=PATIENCE + presses) == str(presses)
 
 
 @pytest.mark.one_in(3)
@@ -359,7 +360,7 @@ def test_ctrl_c_is_raised_where_no_kernel_runs(webgpu: str, busy: str) -> None:
         assert child.stdout.readline().strip() == "ready"
         time.sleep(0.1)
         child.send_signal(signal.SIGINT)
-        out, _ = child.communicate(timeout=60)
+        out, _ = child.communicate(timeout=PATIENCE)
     assert out.strip() == "caught"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.patience import PATIENCE
 from tests.pytorch import default_device
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -24,7 +25,7 @@ def found(_adapter: None, request: pytest.FixtureRequest) -> dict[str, Any]:
         [sys.executable, "-m", "tests.pytorch.default_device", *names],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, f"exit status {done.returncode} after {done.stderr[-2000:]}"
     results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.patience import PATIENCE
 from tests.pytorch.ranks import COLLECTIVES, MODELS, RANKS
 from webtorch.errors import DeviceError
 from webtorch.ir.dtype import float32
@@ -35,7 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     command = [sys.executable, "-m", "tests.pytorch.ranks", str(folder)]
     environment = {**os.environ, "WEBTORCH_PYTORCH_ENGINE": "cpu", "LOCAL_WORLD_SIZE": str(RANKS)}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]

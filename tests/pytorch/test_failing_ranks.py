@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.pytorch.failing import LOST, alone
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +20,7 @@ def _run(folder: Path, what: str, *launcher: str) -> str:
     command = [sys.executable, *launcher, "-m", "tests.pytorch.failing", what, str(folder)]
     environment = {**os.environ, "WEBTORCH_PYTORCH_ENGINE": "cpu"}
     done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stderr
@@ -50,8 +51,8 @@ def test_a_rank_that_is_lost_in_a_backward_is_named(ranks: Path, how: str) -> No
     assert "No word from rank 1" in found["message"]
     if how.startswith("dies"):
         assert "send of torch.float32 (2, 3) on rank 0 of 2" in found["sent"]
-    # At the timeout of 1.5 s, or at once and not at that of 60 s.
-    assert (1.4 if how.startswith("hangs") else 0) < found["seconds"] < 30
+    # At the timeout of 1.5 s, or at once and not at that of minutes.
+    assert (1.4 if how.startswith("hangs") else 0) < found["seconds"] < PATIENCE / 2
 
 
 def test_checkpoints_of_a_full_disk_and_of_another_number_of_ranks(ranks: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.patience import PATIENCE
 from webtorch.dispatch.call import active
 from webtorch.ir import lines
 from webtorch.ir.graph import Node
@@ -385,10 +386,10 @@ def test_a_write_waits_for_who_looks_at_storages(monkeypatch: pytest.MonkeyPatch
         other.start()
         other.join(0.05)
         assert other.is_alive() and [s.version for s in _homes(outs)] == versions
-    other.join(60)
+    other.join(PATIENCE)
     assert [s.version for s in _homes(outs)] == [v + 1 for v in versions]
     # It has given the lock back.
-    assert runtime().writing.acquire(timeout=1)
+    assert runtime().writing.acquire(timeout=PATIENCE)
     runtime().writing.release()
     _undo(before)
 

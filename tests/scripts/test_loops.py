@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import webtorch
+from tests.patience import PATIENCE
 from tests.scripts import tangles
 from tests.scripts.following import scripts
 from tests.scripts.loops import Loop, check, differ, prepared
@@ -88,7 +89,7 @@ def test_loops_follow_scripts() -> None:
         [sys.executable, "-m", "tests.scripts.loops", "--count", "12", "--seed", "200"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         check=True,
         env={**os.environ, "WEBTORCH_DEVICE": "cpu"},
     )

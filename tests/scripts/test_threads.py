@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import webtorch as torch
+from tests.patience import PATIENCE
 from tests.scripts.following import scripts
 from tests.scripts.loops import differ
 from webtorch import nn
@@ -66,7 +67,7 @@ def plain(seed: int) -> list[Any]:
 
 
 def joined(thread: threading.Thread) -> None:
-    thread.join(120)
+    thread.join(PATIENCE)
     assert not thread.is_alive(), "the thread waits for ever"
 
 

@@ -14,6 +14,7 @@ import pytest
 
 import webtorch as torch
 from tests.browser import Page
+from tests.patience import PATIENCE
 from webtorch import nn
 from webtorch.errors import DTypeError
 from webtorch.io.safetensors import loads
@@ -316,7 +317,7 @@ def node(folder: Path, script: str) -> Any:
         (folder / f"{name}.js").rename(folder / f"{name}.mjs")
     (folder / "run.mjs").write_text(script, encoding="utf-8")
     command = [str(shutil.which("node")), "run.mjs"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

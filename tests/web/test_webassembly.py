@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser import IN_CI
+from tests.patience import PATIENCE
 from webtorch.web.playground import PyodideMissingError, find_pyodide
 
 HERE = Path(__file__).parent
@@ -26,7 +27,7 @@ def test_webassembly_computes_what_plain_python_does() -> None:
     if node is None:
         pytest.skip("Node.js is not here")
     command = [node, HERE / "pyodide.mjs", pyodide, HERE.parents[1], HERE / "twice.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert not found["different"], "\n".join(found["different"][:3])

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.webgpu.support import ROOT, Pass, missing
 from webtorch.ir.kernel import Kernel
 from webtorch.ir.limits import Limits
@@ -76,7 +77,7 @@ exe = b.compile(scale_program(4))
             env={**os.environ, "PYTHONPATH": path, **environment},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=PATIENCE,
         )
 
     return run

@@ -10,6 +10,7 @@ import types
 import cffi
 import pytest
 
+from tests.patience import PATIENCE
 from tests.webgpu.support import ROOT
 from webtorch.errors import DeviceError
 from webtorch.runtime.backends import get_backend, webgpu
@@ -114,7 +115,7 @@ else:
     raise AssertionError("there is no device")
 """
     env = {k: v for k, v in os.environ.items() if k not in ("WEBTORCH_DEVICE", "WEBTORCH_WEBGPU")}
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True, timeout=PATIENCE)
 
 
 def test_importing_the_backend_imports_no_binding_and_opens_nothing():
@@ -125,7 +126,7 @@ import webtorch.runtime.backends.webgpu
 bad = {"wgpu", "wgpudawn", "numpy", "torch"} & set(sys.modules)
 assert not bad, bad
 """
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=PATIENCE)
 
 
 def test_opening_a_device_prints_nothing(in_process):
@@ -153,7 +154,7 @@ with mock.patch.object(wgpu.gpu, "enumerate_adapters_sync", nothing, create=True
         raise SystemExit("no error")
 """
     env = {"WEBTORCH_WEBGPU": "wgpu", "PATH": "/usr/bin:/bin"}
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True, timeout=PATIENCE)
 
 
 def test_each_of_several_cards_of_one_kind_is_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,3 +173,16 @@ def test_each_of_several_cards_of_one_kind_is_an_adapter(monkeypatch: pytest.Mon
     )
     assert module._each_card(gpu, types.ModuleType("wgpudawn")) == every[:2]
     assert module._each_card(gpu, types.ModuleType("wgpu")) == every[:1]
+
+
+def test_a_card_that_has_gone_meanwhile_is_named(
+    shared_device: WebGPUBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = webgpu.adapters()[0]
+    monkeypatch.setattr(module, "_TAKEN", [first.handle])
+    monkeypatch.setattr(module, "_look_up", list)
+    monkeypatch.setattr(module, "_FOUND", [first])
+    with pytest.raises(
+        DeviceError, match=r"webgpu:0: .* is not there any more: 0 adapters are left"
+    ):
+        module.unused(first)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.webgpu.support import ROOT, missing
 
 _FILES = (
@@ -60,7 +61,7 @@ def test_the_backend_s_tests_pass_on_dawn():
         env={**os.environ, "WEBTORCH_WEBGPU": "dawn", "VK_ICD_FILENAMES": manifest},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

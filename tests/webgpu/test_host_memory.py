@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
+
 # Chromium's software adapter: Dawn takes no older lavapipe.
 _DRIVER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 
@@ -50,6 +52,6 @@ def test_large_reads_go_through_the_memory_of_the_host() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
     )
     assert done.stdout == "done\n", done.stderr[-2000:]

@@ -14,6 +14,7 @@ import pytest
 
 from tests import profiles
 from tests.conftest import need_device
+from tests.patience import PATIENCE
 from webtorch.ir.dtype import float32
 from webtorch.ir.kernel import BufferSlot, Matmul
 from webtorch.ir.limits import Limits
@@ -64,7 +65,7 @@ def test_a_card_is_played_by_a_software_adapter() -> None:
     need_device("webgpu")
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=PATIENCE,
         env={**os.environ, profiles.VARIABLE: "H200", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

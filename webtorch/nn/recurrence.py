@@ -21,7 +21,7 @@ from webtorch.runtime import realize as realizing
 from webtorch.runtime.backend import compiling
 from webtorch.tensors import autocast
 from webtorch.tensors.host import reads, sizes_in
-from webtorch.tensors.tape import looks_at_each, start_at
+from webtorch.tensors.tape import SavedTensor, looks_at_each, start_at
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.whole import realize
 
@@ -193,15 +193,18 @@ class _Steps(autograd.Function):
             else:
                 realize(out, *state)
         ctx.cell, ctx.reverse, ctx.saved = cell, reverse, saved
-        ctx.save_for_backward(mask, gates, hr, bias, hh, *start)
+        # Only gradients of gradients read the bias, which may be written before: they take what it was.
+        ctx.bias = None if bias is None or not needed else SavedTensor(bias, apart=True)
+        ctx.save_for_backward(mask, gates, hr, hh, *start)
         return (out, *state)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Return the gradients of all inputs."""
-        mask, gates, hr, bias, hh, *start = ctx.saved_tensors
+        mask, gates, hr, hh, *start = ctx.saved_tensors
         if webtorch.is_grad_enabled() or looks_at_each():
             # The gradients have gradients themselves, or are mapped.
+            bias = None if ctx.bias is None else ctx.bias.unpack()
             inputs = (gates, hr, bias, hh, *start)
             return (None, None, None, *_differentiable(ctx, inputs, mask, grads))
         cell, saved = ctx.cell, ctx.saved
@@ -250,7 +253,7 @@ class _Steps(autograd.Function):
             realize(*(one for one in everything if one is not None))
         flat = at_hidden.reshape(-1, width)
         of_hh = flat.t() @ before_all.reshape(-1, hh.shape[1])
-        of_bias = None if bias is None else flat.sum(0)
+        of_bias = None if ctx.bias is None else flat.sum(0)
         of_hr = None
         if raw_all is not None and at_h is not None and hr is not None:
             of_hr = at_h.reshape(-1, hr.shape[0]).t() @ raw_all.reshape(-1, hr.shape[1])

@@ -25,7 +25,15 @@ from webtorch.functions.legacy import typename
 from webtorch.ir.dtype import DType
 from webtorch.ir.lines import is_internal, user_depth
 from webtorch.nn.gradients import clear_grads
-from webtorch.optim.states import StateDict, States, plain_of, values_of
+from webtorch.optim.states import (
+    StateDict,
+    States,
+    as_given,
+    memory_of,
+    moved_to,
+    plain_of,
+    values_of,
+)
 from webtorch.runtime.interrupt import whole
 from webtorch.tensors.base import wraps
 from webtorch.tensors.formats import strided
@@ -197,7 +205,7 @@ def _hooked(step: Callable[..., object], takes_closure: bool = False) -> Callabl
                 args, kwargs = changed
         # What wraps others has no memory.
         params = [p for group in self.param_groups for p in group["params"]]
-        params = [_memory(p) for p in params]
+        params = [memory_of(p) for p in params]
         backends = {p._storage.runtime.backend for p in params}
         stops = any(backend.stops for backend in backends)
         last = _Last(self) if stops and not tracing.active else None
@@ -515,10 +523,10 @@ class Optimizer:
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
-                    yield (id(param), ""), _memory(param)
+                    yield (id(param), ""), memory_of(param)
                     for name, value in self.state.get(param, {}).items():
                         if isinstance(value, Tensor):
-                            yield (id(param), name), _memory(value)
+                            yield (id(param), name), memory_of(value)
 
     def _beginning(self, place: tuple[int, str]) -> Any:
         """Return what a parameter's state begins as, before its first step."""
@@ -682,7 +690,7 @@ class Optimizer:
                     param.copy_(param._of_whole(view))
                 if state:
                     self.state[param] = {
-                        k: _as_given(param, view, before.get(k), x) if isinstance(x, Tensor) else x
+                        k: as_given(param, view, before.get(k), x) if isinstance(x, Tensor) else x
                         for k, x in state.items()
                     }
 
@@ -860,7 +868,7 @@ class Optimizer:
                 state[key] = value
                 continue
             position, param = params[key]
-            loaded = _moved(param, value)
+            loaded = moved_to(param, value)
             if isinstance(loaded, dict) and "step" in loaded:
                 # Equal counts of a group share one tensor again (see _advanced).
                 saved_step = counted(value["step"])
@@ -906,39 +914,6 @@ def _is_count(step: object, device: object) -> bool:
     if not isinstance(step, Tensor) or step.dtype is not webtorch.float32:
         return False
     return step.device == device and step.ndim == 0
-
-
-def _moved(param: Tensor, value: object) -> Any:
-    """Return a loaded value with its tensors on the parameter's device, floats in its dtype."""
-    if isinstance(value, Tensor):
-        if param.is_floating_point() and value.is_floating_point():
-            return value.to(device=param.device, dtype=param.dtype)
-        return value.to(device=param.device)
-    if isinstance(value, dict):
-        return {key: _moved(param, one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_moved(param, one) for one in value)
-    return value
-
-
-def _memory(x: Tensor) -> Tensor:
-    """Return what holds a tensor's values in this process."""
-    part: Tensor = getattr(x, "_local_tensor", x) if wraps(x) else x
-    return part
-
-
-def _as_given(param: Tensor, view: Tensor, before: object, x: Tensor) -> Tensor:
-    """Return a state of what a step has seen of a parameter as one of the parameter."""
-    if x._shape != view._shape or (
-        not x._shape and x is not getattr(before, "_local_tensor", None)
-    ):
-        return x
-    if not wraps(param):
-        return webtorch.view_as_complex(x)
-    if view is not param._local_tensor:  # type: ignore[attr-defined]
-        return param._of_whole(x)  # type: ignore[attr-defined]
-    known = getattr(before, "_local_tensor", None) is x
-    return before if known else param._like(x)  # type: ignore[return-value, attr-defined]
 
 
 # What there is only where an option of the group says so.

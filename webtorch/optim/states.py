@@ -11,6 +11,10 @@ from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
+from webtorch.functions import public as webtorch
+from webtorch.tensors.base import wraps
+from webtorch.tensors.tensor import Tensor
+
 StateDict = dict[str, Any]
 # All keys and values, while they are what they were.
 Cell = list[tuple[object, ...] | None]
@@ -115,3 +119,36 @@ def values_of(states: Mapping[Any, object]) -> tuple[object, ...]:
 def plain_of(state: object) -> object:
     """Return the plain dict of a state; anything else as it is."""
     return dict(state) if type(state) is State else state
+
+
+def memory_of(x: Tensor) -> Tensor:
+    """Return what holds a tensor's values in this process."""
+    part: Tensor = getattr(x, "_local_tensor", x) if wraps(x) else x
+    return part
+
+
+def as_given(param: Tensor, view: Tensor, before: object, x: Tensor) -> Tensor:
+    """Return a state of what a step has seen of a parameter as one of the parameter."""
+    if x._shape != view._shape or (
+        not x._shape and x is not getattr(before, "_local_tensor", None)
+    ):
+        return x
+    if not wraps(param):
+        return webtorch.view_as_complex(x)
+    if view is not param._local_tensor:  # type: ignore[attr-defined]
+        return param._of_whole(x)  # type: ignore[attr-defined]
+    known = getattr(before, "_local_tensor", None) is x
+    return before if known else param._like(x)  # type: ignore[return-value, attr-defined]
+
+
+def moved_to(param: Tensor, value: object) -> Any:
+    """Return a loaded value with its tensors on the parameter's device, floats in its dtype."""
+    if isinstance(value, Tensor):
+        if param.is_floating_point() and value.is_floating_point():
+            return value.to(device=param.device, dtype=param.dtype)
+        return value.to(device=param.device)
+    if isinstance(value, dict):
+        return {key: moved_to(param, one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(moved_to(param, one) for one in value)
+    return value

@@ -39,7 +39,7 @@ _FIREFOX = {
     "network.captive-portal-service.enabled": False,
 }
 # Seconds without a word from the page after which it counts as stuck.
-PATIENCE = 180.0
+PATIENCE = 600.0
 
 
 class BrowserError(WebtorchError):

@@ -108,6 +108,7 @@ def decode_metadata(data: bytes, path: object = _METADATA) -> Metadata:
         return CheckpointError(f"{path} cannot be read: {message}")
 
     def nowhere(_: object) -> NoReturn:
+        """Refuse a tensor: metadata says where they lie, and holds none."""
         raise refuse("it holds tensors")
 
     paths = (

@@ -135,6 +135,7 @@ class FSDPParamGroup:
 
     @post_forward_mesh_info.setter
     def post_forward_mesh_info(self, info: FSDPMeshInfo | None) -> None:
+        """Let all parameters of the group lie so."""
         self._post_forward_mesh_info = info
         for param in self.fsdp_params:
             param.post_forward_mesh_info = info

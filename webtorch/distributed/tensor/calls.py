@@ -166,6 +166,7 @@ class Calls:
             )
 
     def placements(self, x: Tensor) -> Placements:
+        """Return how an operand is placed on each dim of the mesh; a plain tensor is replicated."""
         return x._spec.placements if isinstance(x, DTensor) else (R,) * self.mesh.ndim
 
     def _part(self, x: Tensor, to: Placements, gradient: Placements | None = None) -> Tensor:

@@ -437,25 +437,6 @@ class LlvmMachine:
             return self.select(inside, a >> count, self.constant(0, a.kind))
         return a >> self.select(inside, b, self.constant(self.widths[a.kind] - 1, a.kind))
 
-    def pow_of_integers(self, a: Value, b: Value) -> Value:
-        """Raise an integer to a power."""
-        if a.kind == "bool":
-            return a | self.logical_not(b)
-        # Squaring, with one step for each bit of the exponent.
-        kind = a.kind
-        zero, one = self.constant(0, kind), self.constant(1, kind)
-        result, base, rest = one, a, b
-        for _ in range(self.widths[kind]):
-            result = self.select((rest & one) != zero, result * base, result)
-            base, rest = base * base, self.wrap(self.builder.lshr(rest.value, one.value), kind)
-        if kind in _UNSIGNED:
-            return result
-        minus = self.constant(-1, kind)
-        small = self.select(
-            a == one, one, self.select(a == minus, self.select((b & one) != zero, minus, one), zero)
-        )
-        return self.select(b < zero, small, result)
-
     # -- by name ---------------------------
 
     def apply(self, name: str, args: Sequence[Value]) -> Value:

@@ -125,11 +125,18 @@ def adapters() -> list[AdapterInfo]:
 
 
 def unused(adapter: AdapterInfo) -> AdapterInfo:
-    """Return an adapter as one that has given no device yet: each gives one, as WebGPU's `requestDevice` says."""
+    """Return an adapter as one that has given no device yet: each gives one, as WebGPU's `requestDevice` says. Raises
+    DeviceError where it is there no more.
+    """
     global _FOUND
     with _LOCK:
         if any(handle is adapter.handle for handle in _TAKEN):
             _FOUND = _look_up()
+            if adapter.index >= len(_FOUND):
+                raise DeviceError(
+                    f"webgpu:{adapter.index}: {adapter.name} is not there any more: {len(_FOUND)} adapters are left. "
+                    "See `webtorch doctor`, or use device 'cpu'"
+                )
             adapter = _FOUND[adapter.index]
         _TAKEN.append(adapter.handle)
         return adapter
