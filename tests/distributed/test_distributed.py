@@ -22,6 +22,7 @@ from tests.distributed.features import FEATURES
 from tests.distributed.models import KINDS, MODELS
 from tests.distributed.ranks import NAMES, RANKS
 from tests.patience import PATIENCE
+from tests.patience import PATIENCE
 from webtorch.distributed import shared, words
 from webtorch.distributed.engine import engine
 from webtorch.distributed.group import ProcessGroup
@@ -133,7 +134,7 @@ def test_sums_of_three_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) ->
 @contextmanager
 def _groups(name: str) -> Iterator[list[ProcessGroup]]:
     """The groups of two ranks, as threads of this process."""
-    store, long = engine().c10d.HashStore(), timedelta(seconds=60)
+    store, long = engine().c10d.HashStore(), timedelta(seconds=PATIENCE)
     with ThreadPoolExecutor(2) as threads:
         make = partial(ProcessGroup, store, range(2), name=name, timeout=long)
         groups = list(threads.map(lambda rank: make(rank=rank), range(2)))
@@ -162,7 +163,7 @@ def test_ranks_that_call_different_collectives_are_told_which() -> None:
 
         def run(rank: int) -> None:
             work = calls[rank](large[rank], group=groups[rank], async_op=True)
-            work.wait(timedelta(seconds=60))
+            work.wait(timedelta(seconds=PATIENCE))
 
         return _errors([partial(run, rank) for rank in range(2)])
 
@@ -191,7 +192,7 @@ def test_pytorch_compares_what_ranks_call_where_it_is_asked_to() -> None:
             def run(rank: int) -> None:
                 work = dist.all_reduce(given[rank], group=groups[rank], async_op=True)
                 assert work is not None
-                work.wait(timedelta(seconds=60))
+                work.wait(timedelta(seconds=PATIENCE))
 
             found = _errors([partial(run, rank) for rank in range(2)])
             assert all("Detected mismatch between collectives on ranks" in each for each in found)
