@@ -22,7 +22,6 @@ from tests.distributed.features import FEATURES
 from tests.distributed.models import KINDS, MODELS
 from tests.distributed.ranks import NAMES, RANKS
 from tests.patience import PATIENCE
-from tests.patience import PATIENCE
 from webtorch.distributed import shared, words
 from webtorch.distributed.engine import engine
 from webtorch.distributed.group import ProcessGroup
