@@ -107,6 +107,9 @@ def test_drawn_tokens_do_not_depend_on_who_else_is_there(tmp_path: Path) -> None
     assert [first, *other] == greedy(reference("llama"), TOKENS[0][::-1], 12)
     never = Sampling(0.0, bias=dict.fromkeys(greedy(reference("llama"), TOKENS[0], 1), -100.0))
     assert not set(never.bias) & set(batch.generate(TOKENS[0], 8, never))
+    plain = Sampling(2.0, 0, 1.0, 0.0, seed=5)
+    anew = Batch(model, 64, texts=1, compile=False)
+    assert list(batch.generate(TOKENS[0], 8, plain)) == list(anew.generate(TOKENS[0], 8, plain))
 
 
 def test_what_texts_begin_with_is_read_once(tmp_path: Path) -> None:
@@ -146,10 +149,20 @@ def test_short_prompts_are_read_in_one_round(tmp_path: Path) -> None:
         assert list(run.out) == greedy(reference("llama"), TOKENS[0][i:], 2)
 
 
-def test_prompts_as_short_are_read_in_one_piece_on_a_card() -> None:
-    plain, batch = (Batch(small(d), 96, texts=5, compile=False) for d in ("cpu", "webgpu"))
-    prompts = [[5 + i, 9, 77, *range(20 + 3 * i)] for i in range(5)]
-    wanted = [list(plain.generate(p, 3, GREEDY)) for p in prompts]
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [((23, 26, 29, 32, 35), [4, 1]), ((20, 25, 18, 24, 31), [5]), ((9, 40, 12), [3])],
+    ids=["four of 64", "eight of 32, not full", "by the longest"],
+)
+def test_prompts_as_short_are_read_in_one_piece_on_a_card(
+    lengths: tuple[int, ...], expected: list[int]
+) -> None:
+    """A piece that is not full has a prompt several times, whose token counts once."""
+    count = len(lengths)
+    plain, batch = (Batch(small(d), 96, texts=count, compile=False) for d in ("cpu", "webgpu"))
+    prompts = [[5 + i, 9, 77, *range(n - 3)] for i, n in enumerate(lengths)]
+    counting = Sampling(temperature=0.0, frequency_penalty=2.0)
+    wanted = [list(plain.generate(p, 3, counting)) for p in prompts]
     pieces: list[int] = []
     piece = batch._piece
 
@@ -159,11 +172,13 @@ def test_prompts_as_short_are_read_in_one_piece_on_a_card() -> None:
         return piece(texts)
 
     batch._piece = counted  # type: ignore[method-assign]
-    runs = [batch.begin(p, 3, GREEDY) for p in prompts]
+    runs = [batch.begin(p, 3, counting) for p in prompts]
     batch.waiting.extend(runs)
     while not all(run.ended for run in runs):
         batch._round()
-    assert [list(run.out) for run in runs] == wanted and pieces == [4, 1]
+    assert [list(run.out) for run in runs] == wanted and pieces == expected
+    sums = [batch.chooser.seen[i].floor().sum().item() for i in range(count)]
+    assert sums == [3.0] * count
 
 
 def test_log_probabilities_are_those_of_the_model(tmp_path: Path) -> None:

@@ -28,8 +28,11 @@ LEAST = 256
 _WORTH = 16
 # A piece of so many tokens takes a graphics card about as long as one of 16.
 _AS_SHORT = 64
-# So many prompts of that length are read in one piece.
-_TOGETHER = 4
+# Prompts that are left to be as short are read in one piece, of as many as fill it. (An 8B model on an H200 takes
+# 15 ms for a piece of 64 tokens, 31 for one of 256.)
+_TOGETHER = (16, 32, _AS_SHORT)
+# From so many on: fewer are read one by one.
+_WORTH_A_PIECE = 3
 # How many tokens are drafted at once.
 DRAFTS = 4
 _READ = -(1 << 20)
@@ -309,20 +312,24 @@ class Batch:
                 self._take(text, text.run, said, row)
 
     def _as_short(self, first: _Text, done: set[_Text]) -> list[_Text]:
-        """Return the texts whose prompts are read in one piece with that of `first`: none, or as many as there is a
-        program for.
-        """
-        if self.device.type == "cpu" or not self._is_short(first):
+        """Return the texts whose prompts are read in one piece with that of `first`."""
+        if self.device.type == "cpu" or not self._is_short(first, _AS_SHORT):
             return []
         while self._admitted(_AS_SHORT) is not None:
             pass
-        others = [t for t in self.texts if t.run is not None and t.run.last is None]
-        others = [t for t in others if t is not first and t not in done and self._is_short(t)]
-        return others[: _TOGETHER - 1] if len(others) >= _TOGETHER - 1 else []
+        waiting = [t for t in self.texts if t.run is not None and t.run.last is None]
+        waiting = [first, *(t for t in waiting if t is not first and t not in done)]
+        found: list[_Text] = []
+        for width in _TOGETHER:
+            fitting = [t for t in waiting if self._is_short(t, width)][: PIECES[0] // width]
+            # The first one's prompt must be among them; a wider piece is read if it is of more.
+            found = fitting if first in fitting and len(fitting) > len(found) else found
+        return found[1:] if len(found) >= _WORTH_A_PIECE else []
 
-    def _is_short(self, text: _Text) -> bool:
-        """Return whether all of a text's prompt is read in a piece of the length that several texts have."""
-        return self._wide(text) == _AS_SHORT and self._left(text) <= _AS_SHORT
+    def _is_short(self, text: _Text, width: int) -> bool:
+        """Return whether all of a text's prompt is read in a piece that has so many tokens of each text."""
+        fits = len(text.tokens) + width <= self.context + PIECES[-1] and self._rewinds is None
+        return fits and self._left(text) <= width
 
     def _left(self, text: _Text) -> int:
         """Return how many tokens of a text's prompt are to be read."""
@@ -402,26 +409,34 @@ class Batch:
         after the last piece also what was chosen.
         """
         self._fresh = False
-        width = self._wide(texts[0])
-        runs = [t.run for t in texts if t.run is not None]
-        starts = [len(t.tokens) for t in texts]
+        count, width = 1, self._wide(texts[0])
+        if len(texts) > 1:
+            needed = max(map(self._left, texts))
+            width = next(w for w in _TOGETHER if w >= needed and len(texts) * w <= PIECES[0])
+            count = PIECES[0] // width
+        # Where there are fewer, the first one is read again, to the same places.
+        read = texts + [texts[0]] * (count - len(texts))
+        live = [1.0] * len(texts) + [0.0] * (count - len(texts))
+        runs = [t.run for t in read if t.run is not None]
+        starts = [len(t.tokens) for t in read]
         pieces = [r.prompt[at : at + width] for r, at in zip(runs, starts, strict=True)]
         given = (
             webtorch.tensor([p + [0] * (width - len(p)) for p in pieces]),
             webtorch.tensor(starts).unsqueeze(1) + webtorch.arange(width),
-            webtorch.tensor([self.texts.index(t) for t in texts]),
+            webtorch.tensor([self.texts.index(t) for t in read]),
             webtorch.tensor([i * width + len(p) - 1 for i, p in enumerate(pieces)]),
+            webtorch.tensor(live),
         )
         ends = starts[0] + len(pieces[0]) == len(runs[0].prompt)
         kind = Kind()
         for run in runs if ends else ():
             kind |= run.kind
         moved = (*(g.to(self.device) for g in given), self._allowed(runs, kind))
-        result = self._read(moved, len(texts) * width, self._length(max(starts) + width), kind)
-        for text, piece in zip(texts, pieces, strict=True):
+        result = self._read(moved, count * width, self._length(max(starts) + width), kind)
+        for text, piece in zip(texts, pieces, strict=False):
             text.tokens += piece
             self._ready(text)
-        return sum(map(len, pieces)), result if ends else None
+        return sum(map(len, pieces[: len(texts)])), result if ends else None
 
     def _read(self, given: tuple[Tensor, ...], width: int, length: int, kind: Kind) -> Result:
         """Read a piece. Each expert computes about as many of its tokens as chose the busiest one of the last piece;
@@ -692,18 +707,17 @@ class Batch:
 
         @no_grad()
         def step(
-            tokens: Tensor, at: Tensor, row: Tensor, wanted: Tensor, allowed: Tensor
+            tokens: Tensor, at: Tensor, row: Tensor, wanted: Tensor, live: Tensor, allowed: Tensor
         ) -> Result:
-            """Return the tokens after the tokens `wanted` of a piece of each text; with `places`, also how many the
-            experts wanted at most.
+            """Return the tokens after the tokens `wanted` of a piece of each text, which count where `live` is 1; with
+            `places`, also how many the experts wanted at most.
             """
             for mixture in mixtures:
                 mixture.places = places
             hidden = model.hidden(tokens, at, cache, length, row).flatten(0, 1)
             logits = model.logits(hidden.index_select(0, wanted).unsqueeze(1))[:, 0]
             place = at.flatten().index_select(0, wanted) + 1
-            one = webtorch.ones_like(place).float()
-            chosen = chooser.choose(kind, logits, row, place, one, allowed)
+            chosen = chooser.choose(kind, logits, row, place, live, allowed)
             if places is None:
                 return chosen
             told = [m.wanted for m in mixtures if m.wanted is not None]

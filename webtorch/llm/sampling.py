@@ -123,23 +123,28 @@ class Chooser:
         self.chances = webtorch.zeros(texts, places, device=device)
         self.seen = webtorch.zeros(texts, vocabulary, device=device)
         self.bias = webtorch.zeros(texts, vocabulary, device=device)
+        self._biased = False  # whether some text has had a bias
 
     def begin(self, text: int, prompt: list[int], sampling: Sampling) -> None:
-        """Take what a text is to be chosen by."""
-        draw = random.Random(sampling.seed)
-        chances = [draw.random() for _ in range(self.chances.shape[1])]
-        seen, bias = webtorch.zeros(self.vocabulary), webtorch.zeros(self.vocabulary)
+        """Take what a text is to be chosen by, as far as it can change a choice."""
+        rows = [(self.numbers, webtorch.tensor(sampling.numbers(self.vocabulary)))]
+        if sampling.temperature > 0:
+            draw = random.Random(sampling.seed)
+            chances = [draw.random() for _ in range(self.chances.shape[1])]
+            rows.append((self.chances, webtorch.tensor(chances)))
         if sampling.remembers:
+            seen = webtorch.zeros(self.vocabulary)
             seen[webtorch.tensor(sorted(set(prompt)))] = 0.5
-        if sampling.bias:
-            bias[webtorch.tensor(list(sampling.bias))] = webtorch.tensor(
-                [float(b) for b in sampling.bias.values()]
-            )
-        numbers = webtorch.tensor(sampling.numbers(self.vocabulary))
+            rows.append((self.seen, seen))
+        self._biased = self._biased or bool(sampling.bias)
+        if self._biased:
+            bias = webtorch.zeros(self.vocabulary)
+            if sampling.bias:
+                values = [float(b) for b in sampling.bias.values()]
+                bias[webtorch.tensor(list(sampling.bias))] = webtorch.tensor(values)
+            rows.append((self.bias, bias))
         at = webtorch.tensor([text], device=self.device)
-        for held, row in zip(
-            self.all, (numbers, webtorch.tensor(chances), seen, bias), strict=True
-        ):
+        for held, row in rows:
             held.index_copy_(0, at, row.to(self.device).unsqueeze(0))
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
