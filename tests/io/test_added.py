@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Theirs
 
 from tests.io.test_sentencepiece import bpe
@@ -70,12 +70,46 @@ def test_added_tokens_stand_where_others_find_them(name: str, tmp_path: Path) ->
     data = json.loads(theirs.to_str())
     reads: Any = Tokenizer if name.startswith("bytes") else SentencePiece
     ours = reads.from_json(data)
+    written, kept = (
+        Theirs.from_str(json.dumps(ours.to_json())),
+        tokenizer_from_gguf(gguf_tokens(ours)),
+    )
     for text in PROBES:
-        assert ours.encode(text) == theirs.encode(text).ids, text
+        wanted = theirs.encode(text).ids
+        assert ours.encode(text) == kept.encode(text) == written.encode(text).ids == wanted, text
     if reads is Tokenizer:
         ours.save(tmp_path / "tokenizer.json")
         again = Tokenizer.from_file(tmp_path / "tokenizer.json")
         assert all(again.encode(text) == theirs.encode(text).ids for text in PROBES)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_added_tokens_are_read_back_as_others_read_them(name: str) -> None:
+    theirs = MADE[name]()
+    texts = [
+        "\u00dcnorm \u00e9",
+        "\u00dcnorm",
+        "<\u00dc>",
+        "\u65e5\u672c",
+        "a b",
+        "\u00c3\u0178",
+        "norm e\u0301",
+        " y",
+    ]
+    theirs.add_tokens([AddedToken(t, normalized=n % 2 == 0) for n, t in enumerate(texts)])
+    theirs.add_special_tokens(
+        [AddedToken("<\u00c9>"), AddedToken("<s \u00e9>"), AddedToken("<a\u2581b>")]
+    )
+    reads: Any = Tokenizer if name.startswith("bytes") else SentencePiece
+    strip = [decoders.Strip(" ", 1, 0)] if name.endswith(("words", "each", "first")) else []
+    pieces = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    theirs.decoder = decoders.ByteLevel() if reads is Tokenizer else decoders.Sequence(pieces)
+    ours = reads.from_json(json.loads(theirs.to_str()))
+    ends = theirs.encode("ab c").ids, theirs.encode("d", add_special_tokens=False).ids
+    for number in sorted(ours.special.values()):
+        for row in ([number], [number, number], [*ends[0], number, *ends[1]]):
+            for skip in (False, True):
+                assert ours.decode(row, skip) == theirs.decode(row, skip_special_tokens=skip), row
 
 
 def test_text_of_qwen_is_brought_into_one_form_also_from_gguf() -> None:
@@ -96,6 +130,20 @@ def test_white_space_behind_tokens_of_phi3_goes() -> None:
     again = tokenizer_from_gguf(gguf_tokens(ours) | {"general.architecture": "phi3"})
     text = "<|user|>\nhello <s> x"
     assert ours.encode(text) == again.encode(text) == theirs.encode(text).ids
+
+
+def test_a_tokenizer_json_within_a_gguf_file_that_is_damaged_is_refused() -> None:
+    theirs = byte_level("", False)
+    theirs.add_tokens([AddedToken("<left>", lstrip=True)])
+    told = gguf_tokens(Tokenizer.from_json(json.loads(theirs.to_str())))
+    name = "tokenizer.huggingface.json"
+    for text in ("", "{}", "[]", str(told[name])[:-9], "[" * 100_000):
+        with pytest.raises(TokenizerError, match=f"{name}: no tokenizer.json"):
+            tokenizer_from_gguf(told | {name: text})
+    count = len(theirs.get_vocab())
+    theirs.add_tokens(["<more>"])
+    with pytest.raises(TokenizerError, match=f"has {count + 1} tokens, and the file {count}"):
+        tokenizer_from_gguf(told | {name: theirs.to_str()})
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,17 @@ def test_sparse_and_old_configs_are_read(name: str, tmp_path: Path) -> None:
         _close(load_model(place, device="cpu")(webtorch.tensor(TOKENS)), _wanted(name))
 
 
+def test_stretched_places_are_said_as_llama_cpp_reads_them(tmp_path: Path) -> None:
+    """It computes no scale of longrope, and would divide places by a factor beside the divisors."""
+    save(
+        load_model(folder("phi3, longrope", tmp_path / "folder"), device="cpu"), tmp_path / "m.gguf"
+    )
+    fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
+    scale = fields["phi3.rope.scaling.attn_factor"].contents()
+    assert scale == pytest.approx((1 + np.log(64 / 32) / np.log(32)) ** 0.5)
+    assert "phi3.rope.scaling.factor" not in fields
+
+
 def test_what_is_not_computed_is_refused() -> None:
     with pytest.raises(ModelError, match="the activation 'mish' is not known; silu, "):
         config_from_json({"model_type": "llama", "hidden_act": "mish"})

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 import webtorch
-from webtorch.llm import Sampling, load, quantize_file
+from tests.llm.models import MODELS, TOKENS, folder
+from webtorch.io import SentencePiece
+from webtorch.llm import LanguageModel, Sampling, load, load_model, quantize_file
 
 llama_cpp: Any = pytest.importorskip(
     "llama_cpp", reason="llama-cpp-python is not here: it is built from its source package"
@@ -83,6 +85,31 @@ def test_we_read_what_llama_cpp_quantised(trained: Path, tmp_path: Path, kind: s
     prompt = theirs.encode(TEXT)
     tokens = prompt + theirs.follow(prompt, STEPS)
     check(theirs.logits(tokens), tokens, path)
+
+
+# What llama.cpp does not compute: windows of these, other scales of attention (gemma2), dense layers among experts.
+ELSEWHERE = (
+    "mistral", "qwen2, windows and yarn", "qwen2_moe", "qwen2_moe, windows", "phi3", "smollm3, windows", "gemma2",
+    "gpt_oss, its own limit",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [n for n in MODELS if n not in ELSEWHERE])
+def test_llama_cpp_computes_the_same_of_every_architecture(name: str, tmp_path: Path) -> None:
+    model, path = (
+        load_model(folder(name, tmp_path / "folder"), device="cpu"),
+        tmp_path / "model.gguf",
+    )
+    texts = ["<unk>", "<s>", "</s>", *map(chr, range(0x4E00, 0x4E00 + 93))]
+    pieces = SentencePiece(texts, [0.0] * 96, special={t: i for i, t in enumerate(texts[:3])})
+    LanguageModel(model, pieces).save(path)
+    # More than phi3's places before they were stretched, as llama.cpp asks for all of its context.
+    tokens = TOKENS[0] * 3
+    with webtorch.no_grad():
+        found = load_model(path, "cpu")(webtorch.tensor([tokens]))[0].numpy()
+    # It reads Gemma's gelu from a table of float16.
+    bound = 1e-2 if name.startswith("gemma") else 1e-3
+    assert np.abs(found - Theirs(path).logits(tokens)).max() < bound
 
 
 def check(theirs: np.ndarray[Any, Any], tokens: list[int], path: Path) -> None:

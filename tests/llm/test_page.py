@@ -158,7 +158,25 @@ def test_pieces_are_joined_as_here(
         tokens, scores, special={"<s>": 1, "<end>": 2, "   ": 3}, before=["<s>"], kept=["   "],
         rules={"<end>": frozenset({"rstrip"})}, form="NFC",
     )  # fmt: skip
-    language = LanguageModel(load(trained, "cpu", context=64).model, found)
+    model = load(trained, "cpu", context=64).model
+    # What a tokenizer.json says: merges, where spaces are put, the rules of added tokens.
+    merges = [
+        ("h", "e"),
+        ("a", "p"),
+        ("he", "ap"),
+        ("\u2581", "heap"),
+        ("\u2581", "\u2581"),
+        ("x", "x"),
+    ]
+    added = {"<s>": 1, "<end>": 2, "<left>": 3, "xx": 277, "h\u00e9": 4, "\u2581\u2581": 5}
+    rules = {"<left>": {"lstrip"}, "xx": {"single_word", "normalized"}, "h\u00e9": {"normalized"}}
+    found_too = [
+        SentencePiece(
+            tokens, scores, merges=merges, special=added, before=["<s>"], kept=["xx", "h\u00e9"], prefix=prefix,
+            rules={t: frozenset(r) for t, r in rules.items()}, form="NFC", words=bool(prefix), fuse=not prefix,
+        )
+        for prefix in ("each", "bare", "first", "")
+    ]  # fmt: skip
     texts = [
         "heap  heap<end>heapp",
         " é漢🙂\nxxxhe",
@@ -166,6 +184,7 @@ def test_pieces_are_joined_as_here(
         "a     b",
         "heap" * 500,
         "<end> \nhe\u0301 <end>",
+        "xx heap <left>axx he\u0301  heap\u00e9 <left> xx",
     ]
     page.page.goto(f"{serve(site)}runtime.js")
     cut = """async ([texts, data]) => {
@@ -174,9 +193,12 @@ def test_pieces_are_joined_as_here(
         const numbers = texts.map((text) => made.encode(text, true));
         return [numbers, numbers.map(text)];
     }"""
-    numbers, said = page.run(cut, [texts, _tokenizer(language)])
-    assert numbers == [found.encode(t) for t in texts]
-    assert [s.removeprefix(" ") for s in said] == [found.decode(n, True) for n in numbers]
+    for one in (found, *found_too):
+        numbers, said = page.run(cut, [texts, _tokenizer(LanguageModel(model, one))])
+        assert numbers == [one.encode(t) for t in texts]
+        assert [s.removeprefix(" ") if one.prefix else s for s in said] == [
+            one.decode(n, True) for n in numbers
+        ]
 
 
 def test_what_a_page_cannot_do_is_refused(trained: Path, tmp_path: Path) -> None:

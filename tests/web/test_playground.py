@@ -335,7 +335,8 @@ def test_an_endless_loop_stops_and_names_stay(play: Playground) -> None:
     play.until(f"{STATE} === 'ready'")
     assert "Stopped." in play.output()
     for waits in ("while True: pass", "import asyncio\nwhile True: await asyncio.sleep(0.01)"):
-        play.begin("print('going')\n" + waits)
+        # Two lines: what follows the first at once is shown too, though no timer runs.
+        play.begin("print('a line')\nprint('going')\n" + waits)
         play.until("document.getElementById('output').textContent.includes('going')")
         play.page.click("#stop")
         play.until(f"{STATE} === 'ready'")

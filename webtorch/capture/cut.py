@@ -73,8 +73,8 @@ class Cut:
         # By number, what nobody reads after a piece and the call behind it.
         last = {n: number for number, p in enumerate(pieces) if p for n in p.outputs}
         last |= {n: number for number, p in enumerate(pieces) if p for n in p.inputs if n in last}
-        for number, nodes in enumerate(given):
-            last |= {n: max(last[n], number) for n in nodes if n in last}
+        for number, values in enumerate(given):
+            last |= {n: max(last[n], number) for n in values if n in last}
         self._done: list[list[int]] = [[] for _ in pieces]
         for n, number in last.items():
             if n not in outputs:

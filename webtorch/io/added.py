@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 # Names of the rules in tokenizer.json, and forms of Unicode.
@@ -35,6 +35,8 @@ class Added:
         self._first = _table(t for t in tokens.items() if t[0] not in late)
         self._second = _table((normalise(t), n) for t, n in tokens.items() if t in late)
         self._names = {n: t for t, n in tokens.items()}
+        # What a token is when it is read back: what stands for it in the text where it is looked for.
+        self.texts = {n: normalise(t) if t in late else t for t, n in tokens.items()}
 
     def split(self, text: str) -> Iterator[tuple[int | None, str, bool]]:
         """Yield the parts of a text in order: a token's number, or None, a normalised text, and whether it begins."""
@@ -84,6 +86,17 @@ def _table(tokens: Any) -> tuple[re.Pattern[str], dict[str, int]] | None:
 def in_form(form: str, text: str) -> str:
     """Return a text in a form of Unicode ("NFC", ...), or as it is ("")."""
     return unicodedata.normalize(form, text) if form else text  # type: ignore[arg-type]
+
+
+def facts(
+    special: Mapping[str, int], kept: Collection[str], rules: Mapping[str, frozenset[str]]
+) -> list[dict[str, object]]:
+    """Return what a tokenizer.json says of added tokens: the other way of `told`."""
+    return [
+        {"id": n, "content": t, "special": t not in kept}
+        | {r: r in rules.get(t, ()) for r in RULES}
+        for t, n in sorted(special.items(), key=lambda item: item[1])
+    ]
 
 
 def told(data: Mapping[str, Any]) -> dict[str, Any]:

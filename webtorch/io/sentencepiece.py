@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from webtorch.io.added import FORMS, Added, in_form, told
+from webtorch.io.added import FORMS, Added, facts, in_form, told
 from webtorch.io.safetensors import FilePath
-from webtorch.io.tokenizer import TokenizerError, around, steps
+from webtorch.io.tokenizer import TokenizerError, around, putting, steps
 
 _SPACE = "\u2581"
 _WORD = re.compile(f"{_SPACE}[^{_SPACE}]*|[^{_SPACE}]+")
@@ -69,7 +69,6 @@ class SentencePiece:
         self.vocab = {t: i for i, t in enumerate(self.tokens)}
         self.merges = None if merges is None else list(merges)
         self._ranks = None if merges is None else {pair: -float(i) for i, pair in enumerate(merges)}
-        self._special_texts = {n: t for t, n in self.special.items()}
         self._bytes = {int(m[1], 16): i for i, t in enumerate(self.tokens) if (m := _BYTE.match(t))}
         self._byte_of = {i: b for b, i in self._bytes.items()}
         self._longest = max(map(len, self.tokens), default=1)
@@ -196,14 +195,15 @@ class SentencePiece:
 
     def piece(self, number: int) -> bytes:
         """Return the bytes of a token. Raises IndexError for a number that no token has."""
-        if number in self._special_texts:
-            text = self._special_texts[number]
-            return (text.replace(_SPACE, " ") if text in self.kept else text).encode()
-        if not 0 <= number < len(self.tokens):
+        text = self._added.texts.get(number)
+        if text is None and 0 <= number < len(self.tokens):
+            text = self.tokens[number]
+        if text is None:
             raise IndexError(f"no token has the number {number}; there are {len(self)}")
-        if number in self._byte_of:
-            return bytes([self._byte_of[number]])
-        return self.tokens[number].replace(_SPACE, " ").encode("utf-8", "surrogatepass")
+        byte = _BYTE.match(text)
+        if byte:
+            return bytes([int(byte[1], 16)])
+        return text.replace(_SPACE, " ").encode("utf-8", "surrogatepass")
 
     def decode(self, numbers: Iterable[int], skip_special_tokens: bool = False) -> str:
         """Return the text of tokens, without the space that was put in front."""
@@ -256,6 +256,47 @@ class SentencePiece:
             fuse=bool(model.get("fuse_unk")),
             **facts,
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the contents of a tokenizer.json.
+
+        Raises TokenizerError for BPE without merges: one of a GGUF file, whose scores a tokenizer.json lacks.
+        """
+        if self.merges is None and not self.unigram:
+            raise TokenizerError("a tokenizer.json of BPE has merges, and this tokenizer scores")
+        normalizers: list[dict[str, Any]] = [{"type": self.form}] if self.form else []
+        cutting = None
+        if self.prefix == "each":
+            normalizers.append({"type": "Prepend", "prepend": _SPACE})
+        if self.prefix in ("each", "") and not self.words:
+            normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+        else:
+            scheme = {"bare": "always", "first": "first"}.get(self.prefix, "never")
+            cutting = {
+                "type": "Metaspace", "replacement": _SPACE, "prepend_scheme": scheme, "split": self.words,
+            }  # fmt: skip
+        decoders: list[dict[str, Any]] = [
+            {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"},
+            *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if self.prefix else []),
+        ]  # fmt: skip
+        model: dict[str, Any] = {"byte_fallback": bool(self._bytes)}
+        if self.unigram:
+            rows = [list(row) for row in zip(self.tokens, self.scores, strict=True)]
+            model |= {"type": "Unigram", "unk_id": self.unknown, "vocab": rows}
+        else:
+            model |= {
+                "type": "BPE", "dropout": None, "unk_token": self.tokens[self.unknown],
+                "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": self.fuse,
+                "ignore_merges": False, "vocab": self.vocab, "merges": [f"{a} {b}" for a, b in self.merges or ()],
+            }  # fmt: skip
+        return {
+            "version": "1.0", "truncation": None, "padding": None,
+            "added_tokens": facts(self.special, self.kept, self.rules),
+            "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
+            "pre_tokenizer": cutting, "post_processor": putting(self.special, self.before, self.after),
+            "decoder": {"type": "Sequence", "decoders": decoders}, "model": model,
+        }  # fmt: skip
 
 
 def _cutting(

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from webtorch.io.added import FORMS, RULES, Added, in_form, told
+from webtorch.io.added import FORMS, Added, facts, in_form, told
 from webtorch.io.safetensors import FilePath
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -122,11 +122,10 @@ class Tokenizer:
             if name not in self.special:
                 raise TokenizerError(f"{name!r} is no special token")
         self._ranks = {pair: i for i, pair in enumerate(self.merges)}
-        self._texts = {n: t for t, n in self.vocab.items()}
-        self._special_texts = {n: t for t, n in self.special.items()}
         self._pieces = _expression(pattern)
         self.rules, self.form = dict(rules or {}), form
         self._added = Added(self.special, self.rules, functools.partial(in_form, form))
+        self._texts = {n: t for t, n in self.vocab.items()} | self._added.texts
         self._known: dict[str, list[int]] = {}
 
     def __len__(self) -> int:
@@ -199,9 +198,7 @@ class Tokenizer:
         return {n for t, n in self.special.items() if t not in self.kept} | self.unused
 
     def piece(self, number: int) -> bytes:
-        """Return the bytes of a token. Raises IndexError for a number that no token has."""
-        if number in self._special_texts:
-            return self._special_texts[number].encode()
+        """Return the bytes of a token, an added one too. Raises IndexError for a number that no token has."""
         if number not in self._texts:
             raise IndexError(f"no token has the number {number}; there are {len(self)}")
         text = self._texts[number]
@@ -310,32 +307,22 @@ class Tokenizer:
 
     def save(self, path: FilePath) -> None:
         """Write a tokenizer.json, which Hugging Face's `tokenizers` reads as well."""
+        Path(path).write_text(json.dumps(self.to_json(), ensure_ascii=False), encoding="utf-8")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the contents of a tokenizer.json."""
         cut = {"type": "ByteLevel", "add_prefix_space": self.prefix_space, "trim_offsets": True}
         split = {
             "type": "Split", "pattern": {"Regex": self.pattern}, "behavior": "Isolated", "invert": False,
         }  # fmt: skip
         pieces = [split, {**cut, "use_regex": False}]
-        around = [
-            *({"SpecialToken": {"id": n, "type_id": 0}} for n in self.before),
-            {"Sequence": {"id": "A", "type_id": 0}},
-            *({"SpecialToken": {"id": n, "type_id": 0}} for n in self.after),
-        ]
-        names = dict.fromkeys((*self.before, *self.after))
-        template = {
-            "type": "TemplateProcessing", "single": around, "pair": around,
-            "special_tokens": {n: {"id": n, "ids": [self.special[n]], "tokens": [n]} for n in names},
-        }  # fmt: skip
-        data = {
+        return {
             "version": "1.0", "truncation": None, "padding": None,
             "normalizer": {"type": self.form} if self.form else None,
-            "added_tokens": [
-                {"id": n, "content": t, "special": t not in self.kept}
-                | {r: r in self.rules.get(t, ()) for r in RULES}
-                for t, n in sorted(self.special.items(), key=lambda item: item[1])
-            ],
+            "added_tokens": facts(self.special, self.kept, self.rules),
             "pre_tokenizer": {**cut, "use_regex": True} if self.pattern == GPT2
             else {"type": "Sequence", "pretokenizers": pieces},
-            "post_processor": template if names else None,
+            "post_processor": putting(self.special, self.before, self.after),
             "decoder": {**cut, "use_regex": True},
             "model": {
                 "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
@@ -344,7 +331,6 @@ class Tokenizer:
                 "merges": [f"{a} {b}" for a, b in self.merges],
             },
         }  # fmt: skip
-        Path(path).write_text(json.dumps(data, ensure_ascii=False), encoding="utf-8")
 
 
 def _join(parts: list[str], pair: Pair) -> list[str]:
@@ -401,3 +387,21 @@ def around(entry: dict[str, Any] | None) -> tuple[list[str], list[str]]:
     kinds = [next(iter(part.items())) for part in entry["single"]]
     middle = [kind for kind, _ in kinds].index("Sequence")
     return [p["id"] for _, p in kinds[:middle]], [p["id"] for _, p in kinds[middle + 1 :]]
+
+
+def putting(
+    special: Mapping[str, int], before: Sequence[str], after: Sequence[str]
+) -> dict[str, Any] | None:
+    """Return the processing of a tokenizer.json that puts special tokens before and after a text."""
+    if not before and not after:
+        return None
+    whole = [
+        *({"SpecialToken": {"id": n, "type_id": 0}} for n in before),
+        {"Sequence": {"id": "A", "type_id": 0}},
+        *({"SpecialToken": {"id": n, "type_id": 0}} for n in after),
+    ]
+    names = dict.fromkeys((*before, *after))
+    return {
+        "type": "TemplateProcessing", "single": whole, "pair": whole,
+        "special_tokens": {n: {"id": n, "ids": [special[n]], "tokens": [n]} for n in names},
+    }  # fmt: skip

@@ -579,14 +579,17 @@ def gguf_metadata(config: Config) -> dict[str, object]:
         say("rope.freq_base_swa", float(config.local_rope.theta))
     if rope.kind in ("linear", "yarn", "longrope"):
         say("rope.scaling.type", rope.kind)
-        say("rope.scaling.factor", float(rope.factor))
         say("rope.scaling.original_context_length", rope.original)
+    if rope.kind in ("linear", "yarn"):
+        # llama.cpp divides places by it also beside the divisors of longrope.
+        say("rope.scaling.factor", float(rope.factor))
     if rope.kind == "yarn":
         say("rope.scaling.yarn_beta_fast", float(rope.beta_fast))
         say("rope.scaling.yarn_beta_slow", float(rope.beta_slow))
-    if rope.attention_factor is not None:
+    if rope.kind == "longrope" or rope.attention_factor is not None:
+        # llama.cpp computes that of yarn itself, that of longrope not.
         own = yarn_scale(rope.factor) if rope.kind == "yarn" else 1.0
-        say("rope.scaling.attn_factor", float(rope.attention_factor) / own)
+        say("rope.scaling.attn_factor", float(rope.frequencies(1)[1]) / own)
     if config.sliding:
         say("attention.sliding_window_pattern", list(config.sliding))
     return out

@@ -211,21 +211,24 @@ def _tokenizer(language: LanguageModel) -> dict[str, object]:
     """Return what the page's tokenizer is made of."""
     found = language.tokenizer
     assert isinstance(found, (SentencePiece, Tokenizer))
-    text = {"form": found.form, "strip": [t for t, r in found.rules.items() if "rstrip" in r]}
+    merges = [f"{a} {b}" for a, b in found.merges or ()]
+    text = {
+        "special": found.special, "kept": sorted(found.kept), "before": found.before, "form": found.form,
+        "rules": {t: sorted(r) for t, r in found.rules.items()},
+    }  # fmt: skip
     if isinstance(found, SentencePiece):
-        if found.unigram or found.merges is not None:
+        if found.unigram:
             raise ModelError(
                 "a page reads tokenizers of BPE; this file's is SentencePiece's unigram"
             )
         return {
-            "tokens": found.tokens, "scores": found.scores, "special": found.special, "kept": sorted(found.kept),
-            "before": found.before, "prefix": bool(found.prefix), "unknown": found.unknown, **text,
+            "tokens": found.tokens, "prefix": found.prefix, "unknown": found.unknown, "fuse": found.fuse,
+            "words": found.words, **text, **({"scores": found.scores} if found.merges is None else {"merges": merges}),
         }  # fmt: skip
     known = {n: t for t, n in (*found.vocab.items(), *found.special.items())}
     return {
-        "tokens": [known.get(i, "") for i in range(len(found))], "merges": [f"{a} {b}" for a, b in found.merges],
-        "pattern": _for_javascript(found.pattern), "special": found.special, "kept": sorted(found.kept),
-        "before": found.before, "whole": found.whole_first, "prefix": found.prefix_space, **text,
+        "tokens": [known.get(i, "") for i in range(len(found))], "merges": merges, "whole": found.whole_first,
+        "pattern": _for_javascript(found.pattern), "prefix": found.prefix_space, **text,
     }  # fmt: skip
 
 

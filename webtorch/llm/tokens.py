@@ -67,11 +67,14 @@ ENDS = (
     "<|return|>", "<|call|>", "</s>", "<eos>",
 )  # fmt: skip
 _CONTROL, _USER, _UNUSED = 3, 4, 5
+# Where a GGUF file holds a whole tokenizer.json.
+_JSON = "tokenizer.huggingface.json"
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str = "the file") -> Tokens:
     """Return the tokenizer of a GGUF file's metadata: byte-level BPE, or SentencePiece's BPE or unigram.
 
+    A file may hold a tokenizer.json besides (`tokenizer.huggingface.json`), which says more, and is then what is read.
     Raises TokenizerError where it is damaged, or of a kind that is not read here.
     """
 
@@ -91,6 +94,15 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], file: str = "the file") -> 
 
     kept = [t for t, k in zip(tokens, types, strict=True) if k == _USER]
     unused = [i for i, k in enumerate(types) if k == _UNUSED]
+    whole = metadata.get(_JSON)
+    if isinstance(whole, str):
+        made = _tokenizer_from_json(whole, f"{file}: {_JSON}")
+        if len(made) > len(tokens):
+            raise TokenizerError(
+                f"{file}: {_JSON} has {len(made)} tokens, and the file {len(tokens)}"
+            )
+        made.unused = set(unused)
+        return made
 
     def named(name: str, wanted: bool) -> list[str]:
         """Return the text of the token that begins or ends texts, where it is wanted."""
@@ -167,11 +179,7 @@ def gguf_tokens(tokenizer: Tokens, pre: str = "") -> dict[str, object]:
         say("model", "t5" if tokenizer.unigram else "llama")
         say("add_space_prefix", bool(tokenizer.prefix))
         say("unknown_token_id", tokenizer.unknown)
-        scores = list(tokenizer.scores)
-        for i, (a, b) in enumerate(tokenizer.merges or ()):
-            number = tokenizer.vocab.get(a + b)
-            if number is not None and scores[number] == 0.0:
-                scores[number] = -float(i)
+        scores = piece_scores(tokenizer)
         say("scores", scores + [0.0] * (count - len(scores)))
     say("tokens", [_spaced(known.get(i, f"[PAD{i}]"), tokenizer.kept) for i in range(count)])
     say(
@@ -186,7 +194,30 @@ def gguf_tokens(tokenizer: Tokens, pre: str = "") -> dict[str, object]:
         ends = [tokenizer.special[e] for e in ENDS if e in tokenizer.special]
         if ends:
             say("eos_token_id", ends[0])
+    if _is_unsaid(tokenizer, str(out.get("tokenizer.ggml.pre", ""))):
+        out[_JSON] = json.dumps(tokenizer.to_json(), ensure_ascii=False)
     return out
+
+
+def _is_unsaid(tokenizer: Tokenizer | SentencePiece, pre: str) -> bool:
+    """Return whether texts are cut by rules that the other entries of a GGUF file do not say."""
+    if isinstance(tokenizer, Tokenizer):
+        return bool(tokenizer.rules) or tokenizer.form != _FORMS.get(pre, "")
+    if tokenizer.merges is None and not tokenizer.unigram:
+        # A GGUF file's own, which says all of it.
+        return False
+    told = tokenizer.prefix in ("each", "") and not tokenizer.words and not tokenizer.form
+    return bool(tokenizer.rules) or not told
+
+
+def piece_scores(tokenizer: SentencePiece) -> list[float]:
+    """Return the scores of a tokenizer's pieces; where it has merges, what is joined earlier has more."""
+    scores = list(tokenizer.scores)
+    for i, (a, b) in enumerate(tokenizer.merges or ()):
+        number = tokenizer.vocab.get(a + b)
+        if number is not None and scores[number] == 0.0:
+            scores[number] = -float(i)
+    return scores
 
 
 def _kind(tokenizer: Tokens, number: int, special: str | None) -> int:
@@ -202,11 +233,25 @@ def tokenizer_from_folder(folder: Path) -> Tokens:
     """Return the tokenizer of a folder's tokenizer.json. Raises TokenizerError where there is none."""
     path = folder / "tokenizer.json"
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        plain = data["model"].get("type", "BPE") == "BPE" and not data["model"].get("byte_fallback")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
         raise TokenizerError(f"{path}: no tokenizer.json ({error})") from None
-    return Tokenizer.from_file(path) if plain else SentencePiece.from_file(path)
+    return _tokenizer_from_json(text, str(path))
+
+
+def _tokenizer_from_json(text: str, place: str) -> Tokens:
+    """Return the tokenizer of a tokenizer.json's text. Raises TokenizerError where it is damaged."""
+    try:
+        data = json.loads(text)
+        model = data["model"]
+        plain = model.get("type", "BPE") == "BPE" and not model.get("byte_fallback")
+        return Tokenizer.from_json(data) if plain else SentencePiece.from_json(data)
+    except TokenizerError as error:
+        raise TokenizerError(f"{place}: {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise TokenizerError(
+            f"{place}: no tokenizer.json ({type(error).__name__}: {error})"
+        ) from None
 
 
 def ends_of(tokenizer: Tokens, told: Iterable[object] = ()) -> set[int]:

@@ -17,52 +17,79 @@ const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 
 const SPACE = "\u2581";
 
+const LETTER = /[\p{L}\p{N}_]/u;
+
 /** What both kinds have: special tokens are found in the text, and what is between them is encoded. */
 class Tokens {
-  constructor({ tokens, special, kept, before, form, strip }, written) {
+  /** `normalised` gives the text in which what is between special tokens is cut. */
+  constructor({ tokens, special, kept, before, rules }, normalised) {
     this.tokens = tokens;
     this.special = new Map(Object.entries(special));
-    this.named = new Map([...this.special].map(([text, number]) => [number, text]));
     this.kept = new Set(kept);
     this.hidden = new Set([...this.special].filter(([text]) => !this.kept.has(text)).map(([, number]) => number));
     this.vocab = new Map();
     this.before = before.map((name) => this.special.get(name));
-    // What stands in a text for each.
-    this.written = new Map([...this.special].map(([text, number]) => [this.kept.has(text) ? written(text) : text, number]));
-    const names = [...this.written.keys()].sort((a, b) => b.length - a.length);
-    this.marks = names.length ? new RegExp(`(${names.map(escaped).join("|")})`, "u") : null;
-    this.said = written;
-    this.form = form;
-    // White space behind these goes.
-    this.strip = new Set(strip);
+    this.normalised = normalised;
+    this.rules = new Map([...this.special].map(([text, number]) => [number, rules[text] ?? []]));
+    const late = ([, number]) => this.rules.get(number).includes("normalized");
+    const second = [...this.special].filter(late).map(([text, number]) => [normalised(text), number]);
+    const first = [...this.special].filter((one) => !late(one));
+    this.texts = new Map([...first, ...second].map(([text, number]) => [number, text]));
+    this.tables = [first, second].map(tableOf);
   }
 
   encode(text, begins) {
     const out = begins ? [...this.before] : [];
-    const parts = this.marks ? text.split(this.marks) : [text];
-    parts.forEach((part, i) => {
-      if (i % 2) return out.push(this.written.get(part));
-      const behind = i && this.strip.has(parts[i - 1]) ? part.trimStart() : part;
-      const plain = this.form ? behind.normalize(this.form) : behind;
-      if (plain) for (const number of this.part(plain, i === 0)) out.push(number);
-    });
+    for (const [number, part, at] of this.cut(this.tables[0], text)) {
+      if (number !== undefined) out.push(number);
+      else
+        for (const [inner, piece, begin] of this.cut(this.tables[1], this.normalised(part)))
+          for (const one of inner === undefined ? this.part(piece, at + begin === 0) : [inner]) out.push(one);
+    }
     return out;
+  }
+
+  /** Yield the parts of a text in order: a token's number, or none and the text between, and where it begins. */
+  *cut(table, text) {
+    let at = 0;
+    for (const found of table ? text.matchAll(table.search) : []) {
+      const number = table.numbers.get(found[0]);
+      const rules = this.rules.get(number);
+      let begin = found.index;
+      let end = begin + found[0].length;
+      const beside = [[...text.slice(Math.max(0, begin - 2), begin)].at(-1), [...text.slice(end, end + 2)][0]];
+      if (rules.includes("single_word") && beside.some((letter) => letter && LETTER.test(letter))) continue;
+      while (rules.includes("lstrip") && begin > at && /\s/u.test(text[begin - 1])) begin--;
+      while (rules.includes("rstrip") && end < text.length && /\s/u.test(text[end])) end++;
+      if (begin > at) yield [undefined, text.slice(at, begin), at];
+      yield [number, "", begin];
+      at = end;
+    }
+    if (at < text.length) yield [undefined, text.slice(at), at];
   }
 
   /** Return the bytes of a token; those of special tokens that are no text are none. */
   bytes(number) {
-    if (this.hidden.has(number)) return new Uint8Array();
-    const name = this.named.get(number);
-    return name === undefined ? this.plain(this.tokens[number] ?? "") : new TextEncoder().encode(this.said(name));
+    return this.hidden.has(number) ? new Uint8Array() : this.plain(this.texts.get(number) ?? this.tokens[number] ?? "");
   }
 }
+
+/** Return an expression that finds texts, the longest first, and their numbers. */
+function tableOf(tokens) {
+  const numbers = new Map();
+  for (const [text, number] of tokens) if (text && !numbers.has(text)) numbers.set(text, number);
+  const names = [...numbers.keys()].sort((a, b) => b.length - a.length);
+  return names.length ? { search: new RegExp(names.map(escaped).join("|"), "gu"), numbers } : null;
+}
+
+const inForm = (form, text) => (form ? text.normalize(form) : text);
 
 export class Tokenizer extends Tokens {
   /** `data` is tokenizer.json of the page: tokens by number, merges in order, the pattern, special tokens by text. */
   constructor(data) {
-    super(data, (text) => text);
+    super(data, (text) => inForm(data.form, text));
     const { tokens, merges, pattern, whole, prefix } = data;
-    tokens.forEach((text, number) => this.named.has(number) || this.vocab.set(text, number));
+    tokens.forEach((text, number) => this.texts.has(number) || this.vocab.set(text, number));
     this.ranks = new Map(merges.map((pair, rank) => [pair, rank]));
     this.pattern = new RegExp(pattern, "gu");
     Object.assign(this, { whole, prefix, known: new Map(), strips: false });
@@ -106,7 +133,8 @@ export class Tokenizer extends Tokens {
   }
 
   plain(token) {
-    return Uint8Array.from(Array.from(token), (letter) => BYTES.get(letter) ?? 63);
+    const bytes = Array.from(token, (letter) => BYTES.get(letter));
+    return bytes.includes(undefined) ? new TextEncoder().encode(token) : Uint8Array.from(bytes);
   }
 }
 
@@ -148,24 +176,48 @@ class Waiting {
 }
 
 export class Pieces extends Tokens {
-  /** `data` is tokenizer.json of the page: tokens and their scores by number, special tokens by text. */
+  /** `data` is tokenizer.json of the page: tokens and their scores by number, or merges, special tokens by text. */
   constructor(data) {
-    super(data, (text) => text.replaceAll(SPACE, " "));
-    const { tokens, scores, prefix, unknown } = data;
+    super(data, (text) => {
+      const told = inForm(data.form, text);
+      if (data.prefix === "bare" || data.prefix === "first") return told;
+      return (data.prefix && told ? SPACE : "") + told.replaceAll(" ", SPACE);
+    });
+    const { tokens, scores, merges, prefix, unknown, fuse, words } = data;
     tokens.forEach((text, number) => this.vocab.set(text, number));
     this.byte = (value) => this.vocab.get(`<0x${value.toString(16).toUpperCase().padStart(2, "0")}>`);
+    this.ranks = merges && new Map(merges.map((pair, rank) => [pair, rank]));
     // A space that the tokenizer puts in front of a text is no part of an answer.
-    Object.assign(this, { scores, prefix, unknown, strips: Boolean(prefix) });
+    Object.assign(this, { scores, prefix, unknown, fuse, words, strips: Boolean(prefix) });
   }
 
-  part(text) {
-    const spaced = this.prefix ? ` ${text}` : text;
-    return this.joined(Array.from(spaced.replaceAll(" ", SPACE))).flatMap((piece) => {
+  part(text, begins) {
+    const spaced = (this.prefix === "bare" || (this.prefix === "first" && begins)) && text[0] !== SPACE && text[0] !== " ";
+    const whole = (spaced ? SPACE : "") + text.replaceAll(" ", SPACE);
+    const parts = this.words ? whole.match(/\u2581[^\u2581]*|[^\u2581]+/gu) : [whole];
+    return parts.flatMap((part) => this.numbers(this.joined(Array.from(part))));
+  }
+
+  /** Return the numbers of pieces; of those that have none the bytes, or the number for what is unknown. */
+  numbers(pieces) {
+    const out = [];
+    let fused = false;
+    for (const piece of pieces) {
       const number = this.vocab.get(piece);
-      if (number !== undefined) return [number];
-      const bytes = Array.from(new TextEncoder().encode(piece), (value) => this.byte(value));
-      return bytes.includes(undefined) ? [this.unknown] : bytes;
-    });
+      const held = number === undefined ? Array.from(new TextEncoder().encode(piece), (value) => this.byte(value)) : [number];
+      const unknown = held.includes(undefined);
+      if (!unknown) out.push(...held);
+      else if (!fused || !this.fuse) out.push(this.unknown);
+      fused = unknown;
+    }
+    return out;
+  }
+
+  /** Return how late two neighbours are joined, or nothing where they are not. */
+  cost(left, right) {
+    if (this.ranks) return this.ranks.get(`${left} ${right}`);
+    const number = this.vocab.get(left + right);
+    return number === undefined ? undefined : -this.scores[number];
   }
 
   /** Join pairs, the best first. */
@@ -176,9 +228,8 @@ export class Pieces extends Tokens {
     const offer = (left) => {
       const right = left < 0 ? -1 : following[left];
       if (right < 0) return;
-      const whole = parts[left] + parts[right];
-      const number = this.vocab.get(whole);
-      if (number !== undefined) waiting.push([-this.scores[number], left, right, whole]);
+      const cost = this.cost(parts[left], parts[right]);
+      if (cost !== undefined) waiting.push([cost, left, right, parts[left] + parts[right]]);
     };
     parts.forEach((_, left) => offer(left));
     while (waiting.items.length) {
@@ -202,4 +253,4 @@ export class Pieces extends Tokens {
 }
 
 /** Return the tokenizer of tokenizer.json. */
-export const tokenizerOf = (data) => (data.scores ? new Pieces(data) : new Tokenizer(data));
+export const tokenizerOf = (data) => (data.pattern ? new Tokenizer(data) : new Pieces(data));

@@ -6,22 +6,29 @@ import * as browser from "./browser.js";
 
 let python = null;
 let session = null;
-// Text is sent in pieces: a loop that prints would otherwise send a message for every line.
+// Each text is sent at once, as a program that then computes lets no timer run. A loop that prints would send a
+// message for every line: what comes after AT_ONCE messages waits until PIECE milliseconds have passed for one more.
+const AT_ONCE = 100;
+const PIECE = 40;
 let pending = [];
-let sent = 0;
+let allowed = AT_ONCE;
+let counted = 0;
 
 function flush() {
   if (!pending.length) return;
   postMessage({ type: "text", parts: pending });
   pending = [];
-  sent = performance.now();
+  allowed = Math.max(0, allowed - 1);
 }
 
 function write(stream, text) {
   const last = pending.at(-1);
   if (last && last[0] === stream) last[1] += text;
   else pending.push([stream, text]);
-  if (performance.now() - sent > 40) flush();
+  const now = performance.now();
+  allowed = Math.min(AT_ONCE, allowed + (now - counted) / PIECE);
+  counted = now;
+  if (allowed >= 1) flush();
 }
 
 function show(key, mime, title, data) {
