@@ -65,13 +65,16 @@ Prepare = Callable[[Sequence[Any], Sequence[Any]], Callable[[], None]]
 class Executable(Protocol):
     """A program made ready for one device."""
 
-    program: Program
     # Memory that kernels work in beside the program's buffers, as far as the backend allots it ahead.
     scratch_bytes: int
     # Whether `run` makes use of `into`.
     reuses: bool
     # Whether `run` tells `ready` of its outputs before it computes them. All that fails later is a check of values.
     tells: bool
+
+    @property
+    def program(self) -> Program:
+        """The program."""
 
     @property
     def prepare(self) -> Prepare | None:
