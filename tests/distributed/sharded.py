@@ -622,6 +622,116 @@ def _compiled(torch: Either, kind: str) -> list[float]:
 
 
 # What is compiled.
+def _written(torch: Either) -> list[float]:
+    """Shards that are written in place, loaded, and replaced by those that are loaded."""
+    model = _shard(torch, _net(torch))
+    _train(torch, model, 1)
+    saved = {name: x.detach().clone() for name, x in model.state_dict().items()}
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.5)
+            p.to_local().add_(0.01)
+    for p in model.parameters():
+        p.data.mul_(1.1)
+    found = _train(torch, model, 1)
+    model.load_state_dict(saved)
+    found += _train(torch, model, 1)
+    model.load_state_dict({k: x.detach().clone() for k, x in saved.items()}, assign=True)
+    return found + _train(torch, model)
+
+
+def _counted(torch: Either) -> list[float]:
+    """A loss of shards while another shard is written: only its own counts."""
+    model = _shard(torch, _net(torch))
+    first, *others = model.parameters()
+    found = []
+    for parts in (others, [first, *others]):
+        loss = sum([p.to_local().square().sum() for p in parts])
+        with torch.no_grad():
+            first.to_local().mul_(0.9)
+        try:
+            loss.backward()
+            found.append(1.0)
+        except RuntimeError:
+            found.append(0.0)
+    return [*found, *_weights(torch, model)]
+
+
+def _called_twice(torch: Either) -> list[float]:
+    """A module that is called twice in a forward, and one that every second forward leaves out."""
+    nn = torch.nn
+
+    class Net(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.other, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+            self.calls = 0
+
+        def forward(self, x: Either) -> Either:
+            self.calls += 1
+            h = self.first(x).tanh()
+            h = self.other(h).tanh() if self.calls % 2 else h
+            return self.last(self.first(h))
+
+    model = _set(torch, Net())
+    for layer in (model.first, model.other, model):
+        _fsdp(torch).fully_shard(layer)
+    return _train(torch, model, 4)
+
+
+def _of_types(torch: Either) -> list[float]:
+    """A group that has a frozen parameter of another type, and shards of nothing."""
+    nn = torch.nn
+
+    class Net(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 1), nn.Linear(1, 3)
+            self.last.weight.requires_grad_(False)
+            self.last.weight.data = self.last.weight.data.to(torch.bfloat16)
+
+        def forward(self, x: Either) -> Either:
+            linear = torch.nn.functional.linear
+            return linear(self.first(x).tanh(), self.last.weight.float(), self.last.bias)
+
+    model = _fsdp(torch).fully_shard(_set(torch, Net()))
+    return _train(torch, model, 3, torch.optim.AdamW(model.parameters(), lr=0.05))
+
+
+def _adapted(torch: Either) -> list[float]:
+    """Adapters of frozen layers, whose scaled gradients are clipped, and an optimizer that takes another's place."""
+    from importlib import import_module
+
+    nn, scaler = torch.nn, import_module(f"{torch.__name__}.amp").GradScaler("cpu", init_scale=16.0)
+
+    class Adapted(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, layer: Either) -> None:
+            super().__init__()
+            self.layer = layer.requires_grad_(False)
+            self.down = nn.Parameter(torch.full((2, layer.in_features), 0.1))
+            self.up = nn.Parameter(torch.full((layer.out_features, 2), 0.2))
+
+        def forward(self, x: Either) -> Either:
+            return self.layer(x) + x @ self.down.t() @ self.up.t()
+
+    net = _net(torch)
+    layers = [nn.Sequential(Adapted(part[0]), nn.Tanh()) for part in list(net)[:2]]
+    model = _shard(torch, nn.Sequential(*layers, Adapted(net[2])))
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        optimizer = kind(trained, lr=0.05)
+        for step in range(2):
+            optimizer.zero_grad()
+            scaler.scale(model(_input(torch, step)).square().mean()).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(trained, 0.5, error_if_nonfinite=True)
+            scaler.step(optimizer)
+            scaler.update()
+            with torch.no_grad():
+                model(_input(torch, step))
+    return _weights(torch, model)
+
+
 COMPILED = ("layers", "parts", "model", "step")
 # What two processes do, and four.
 TWO: dict[str, Callable[[Any], Any]] = {
@@ -631,6 +741,7 @@ TWO: dict[str, Callable[[Any], Any]] = {
     "in backward": _in_backward, "prefetched": _prefetched, "unsharded": _unsharded, "factor": _factor, "dims": _dims,
     "ignored": _ignored, "together": _together, "unused": _unused, "nested": _nested, "state": _state,
     "autocast": _autocast, "recovered": _recovered, "offloaded": _offloaded, "embedded": _embedded, "errors": _errors,
+    "written": _written, "counted": _counted, "called twice": _called_twice, "of types": _of_types, "adapted": _adapted,
 }  # fmt: skip
 FOUR: dict[str, Callable[[Any], Any]] = {
     "plain": _plain,
