@@ -23,7 +23,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {}
 # `item()` of sums that are still to be taken, and optimizers that write by masks.
 OURS = (
     "random", "dropout", "compiled", "scaler", "torch.save", "foreach", "written elements", "modules", "optimizers",
-    "values",
+    "values", "written views", "dropout of a transposed tensor", "gradients of gradients of sums",
 )  # fmt: skip
 
 
@@ -229,6 +229,77 @@ def _written(t: Any) -> None:
         x[0] = 1.5
         x[:, 1] = 0
     t.close(w, whole)
+
+
+@check("written views")
+def _written_views(t: Any) -> None:
+    """Views of a dim in parts, whose elements had to be sent, are views all the same."""
+    found = []
+    for x in (t.put(t.w, t.s(0)).requires_grad_(), t.w.clone().requires_grad_()):
+        y = x * 2
+        tail, flat = y[3:], y.view(-1)
+        tail.mul_(3.0)
+        flat[2:9] = 0.5
+        y.add_(1.0)
+        (tail * flat.sum()).pow(2).sum().backward()
+        found.append((y, tail, flat, tail.detach(), x.grad))
+    for mine, whole in zip(*found, strict=True):
+        t.close(mine, whole)
+    with t.torch.no_grad():
+        w = t.torch.nn.Parameter(t.put(t.w, t.s(0)))
+        w[1].fill_(0)
+        assert w.full_tensor()[1].abs().sum().item() == 0
+
+
+@check("dropout of a transposed tensor")
+def _dropout_transposed(t: Any) -> None:
+    found = []
+    for x in (t.x, t.put(t.x, t.s(0))):
+        t.torch.manual_seed(9)
+        found += [t.torch.nn.functional.dropout(x.t(), 0.5) + t.torch.rand_like(x.t())]
+    t.close(found[1], found[0])
+
+
+@check("gradients of gradients of sums")
+def _second_order_of_sums(t: Any) -> None:
+    found = []
+    for make in (
+        lambda x, p: t.put(x, p).requires_grad_(),
+        lambda x, p: x.clone().requires_grad_(),
+    ):
+        w, x = make(t.w, t.s(0)), make(t.x, t.s(1))
+        y = x @ w
+        (g,) = t.torch.autograd.grad((y.tanh() * y).sum(), [y], create_graph=True)
+        z = t.torch.linalg.vector_norm(x) + x.amax() * w.prod() + (x * x).mean(1).pow(2).sum()
+        h = t.torch.autograd.grad(z, [w, x], create_graph=True)
+        ((g * g).sum() + (h[0] * w).sum() + (h[1] * h[1]).sum()).backward()
+        found.append((g, *h, w.grad, x.grad))
+    for mine, whole in zip(*found, strict=True):
+        t.close(mine, whole)
+
+
+@check("gradients of means")
+def _gradients_of_means(t: Any) -> None:
+    """Users see the gradient of the whole, also of means that are still to be taken."""
+    found = []
+    for x in (t.put(t.x, t.s(0)).requires_grad_(), t.x.clone().requires_grad_()):
+        y, seen = x.mean(0), []
+        y.register_hook(lambda g, seen=seen: seen.append(g))
+        y.retain_grad()
+        ones = t.torch.ones(6) * 2
+        y.backward(ones if y.__class__ is t.torch.Tensor else t.put(ones, t.r))
+        (z,) = t.torch.autograd.grad(x.mean(), [x])
+        found.append((y.grad, seen[0], x.grad, z))
+    for mine, whole in zip(*found, strict=True):
+        t.close(mine, whole)
+
+
+@check("views like another tensor")
+def _views_like(t: Any) -> None:
+    x = t.put(t.x, t.s(0))
+    y = x.view_as(x)
+    assert y.placements == x.placements
+    t.close(t.torch.nn.functional.softplus(y), t.torch.nn.functional.softplus(t.x))
 
 
 @check("state_dict")

@@ -51,6 +51,7 @@ from webtorch.tensors.modes import mode, no_grad
 from webtorch.tensors.switches import alert
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import at_hand, check_places, taken_over, waited_for
+from webtorch.tensors.views import zeros_after
 
 FAMILY: Family = "index"
 
@@ -195,7 +196,7 @@ def _same_type(op: str, x: Tensor, source: Tensor) -> None:
     family="composite",
     name="_with_none_of",
     function_in=(),
-    vjp=lambda g, _out, _base, source: (g, fill(source._shape, 0, g.dtype, g.device)),
+    vjp=lambda g, _out, _base, source: (g, zeros_after(g, source._shape)),
 )
 def _with_none_of(base: Any, source: Tensor) -> Tensor:
     """A copy of base, where no element of `source` is written, which takes part in gradients all the same."""

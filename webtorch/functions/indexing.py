@@ -37,6 +37,7 @@ from webtorch.tensors.primitives import lay
 from webtorch.tensors.remember import remembered
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.values import check_places, taken_over, waited_for
+from webtorch.tensors.views import zeros_after
 from webtorch.tensors.writing import check_overlap, repeated, written_once
 
 FUNCTIONAL = ("nn.functional",)
@@ -296,7 +297,7 @@ def no_elements(x: Tensor, shape: Shape) -> Tensor:
         zeros_of(shape, x.dtype, x.device),
         "Index",
         (x,),
-        tape.zeros_of,
+        lambda g, shape: (zeros_after(g, shape),),
         (),
         (x._shape,),
     )

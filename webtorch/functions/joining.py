@@ -155,7 +155,7 @@ def _parts(g: Tensor, dim: int, shapes: tuple[Shape, ...]) -> tuple[Tensor, ...]
     """Return each operand's window of the cotangent of what they were joined to."""
     found, start = [], 0
     for shape in shapes:
-        if 0 in shape:
+        if len(shape) != len(g._shape):
             found.append(fill(shape, 0, g.dtype, g.device))
         else:
             found.append(window(g, dim, start, shape[dim]))

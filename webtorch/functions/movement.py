@@ -34,13 +34,12 @@ from webtorch.ops.primitive import (
     as_view,
     conjugate,
     copy,
-    fill,
     reduce_dims,
     seen_as,
 )
 from webtorch.ops.purity import warn_once
 from webtorch.ops.record import Example, Family, composite
-from webtorch.ops.splits import same
+from webtorch.ops.splits import by_parts, same
 from webtorch.tensors import tape
 from webtorch.tensors.formats import channels_last, channels_last_3d
 from webtorch.tensors.formats import memory_format as MemoryFormat
@@ -106,8 +105,6 @@ def sum_to(g: Tensor, shape: Shape) -> Tensor:
     dims = tuple(
         i for i, size in enumerate(g._shape) if i < lead or (shape[i - lead] == 1 and size != 1)
     )
-    if 0 in g._shape:
-        return fill(shape, 0, g.dtype, g.device)
     if dims:
         g = reduce_dims(g, "sum", dims)
     return g if g._shape == shape else reshape(g, shape)
@@ -201,13 +198,13 @@ def reshape(input: Tensor, *args: object, shape: Sequence[int] | None = None) ->
     return out
 
 
-@composite(function_in=METHOD)
+@composite(function_in=METHOD, splits=by_parts)
 def view_as(input: Tensor, other: Tensor) -> Tensor:
     """A view in the shape of `other`."""
     return view(input, other._shape)
 
 
-@composite(function_in=METHOD)
+@composite(function_in=METHOD, splits=by_parts)
 def reshape_as(input: Tensor, other: Tensor) -> Tensor:
     """The elements in the shape of `other`."""
     return reshape(input, other._shape)

@@ -71,6 +71,7 @@ from webtorch.ops.splits import of_norm, reduces
 from webtorch.tensors.modes import mode
 from webtorch.tensors.promotion import get_default_dtype
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.views import zeros_after
 
 Dims = int | Sequence[int] | None
 
@@ -176,7 +177,7 @@ def drop_dims(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
 @composite(
     name="_of_nothing",
     function_in=(),
-    vjp=lambda _g, _out, x, _shape, _value, _dtype: (fill(x.shape, 0, x.dtype, x.device),),
+    vjp=lambda g, _out, x, _shape, _value, _dtype: (zeros_after(g, x.shape, x.dtype),),
 )
 def of_nothing(x: Tensor, shape: tuple[int, ...], value: Scalar, dtype: DType) -> Tensor:
     """Return the reduction of an empty x: `value` everywhere. Connected to x for autograd."""

@@ -49,6 +49,7 @@ from webtorch.tensors.batching import spread
 from webtorch.tensors.made_by import several_views
 from webtorch.tensors.tape import Cotangents, GradFn, gradient_edge, share_history
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.views import zeros_after
 
 FAMILY: Family = "movement"
 
@@ -83,7 +84,7 @@ def _spread(g: Tensor, dim: int, step: int) -> Tensor:
 def _from_window(g: Tensor, shape: Shape, dim: int, start: int, step: int) -> Tensor:
     """Return zeros of `shape` with `g` at positions start, start + step, ... of `dim`."""
     if not g._shape[dim]:
-        return fill(shape, 0, g.dtype, g.device)
+        return zeros_after(g, shape)
     g = _spread(g, dim, step)
     return pad_dim(g, dim, start, shape[dim] - start - g._shape[dim])
 
@@ -487,7 +488,7 @@ def _overlap(g: Tensor, shape: Shape, dim: int, size: int, step: int) -> Tensor:
     """
     rank, count = len(shape), g._shape[dim]
     if not count or not size or 0 in g._shape:
-        return fill(shape, 0, g.dtype, g.device)
+        return zeros_after(g, shape)
     blocks = -(-size // step)
     lead, rest = shape[:dim], shape[dim + 1 :]
     # (lead, count, rest, size) -> (lead, blocks, count, step, rest)

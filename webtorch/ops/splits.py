@@ -269,6 +269,11 @@ def of_attention(arguments: Arguments) -> Split | None:
     return Split(tuple(operands), ((*range(count), "L", "V"),), frozenset(whole))
 
 
+def by_parts(arguments: Arguments) -> Split | None:
+    """What it is made of, other entries, is asked instead."""
+    return None
+
+
 def of_where(arguments: Arguments) -> Split | None:
     """Element by element, given both values; places of what is true depend on all."""
     return None if arguments.get("other") is None else aligned(arguments)

@@ -239,7 +239,9 @@ class Override:
             return run(args, kwargs)
         public = askable().get(callee.public)
         if public is None and state.entries and callee.op is not None:
-            public = Public(callee.public, callee.public, f"torch.{callee.name}")
+            # An entry without a public function of its own is called itself.
+            func = callee.public or callee.op
+            public = Public(func, func, f"torch.{callee.name}")
         if public is None:
             return run(args, kwargs)
         if skipped():

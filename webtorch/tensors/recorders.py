@@ -607,14 +607,7 @@ def sum_to(g: Tensor, shape: tuple[int, ...]) -> Tensor:
     dims = tuple(
         [d for d, s in enumerate(g._shape) if d < lead or (shape[d - lead] == 1 and s != 1)]
     )
-    out = (
-        reduce_dims(g, "sum", dims)
-        if dims and g.numel()
-        else g
-        if g.numel()
-        else fill(shape, 0, g.dtype, g.device)
-    )
-    out = reshape_fresh(out, shape)
+    out = reshape_fresh(reduce_dims(g, "sum", dims) if dims else g, shape)
     if out is not g and dims:
         # Nobody else has what it is a view of.
         out._base = out._made_by = None

@@ -177,6 +177,13 @@ def _positions(
     return total.expand(shape)
 
 
+def zeros_after(g: Tensor, shape: tuple[int, ...], dtype: DType | None = None) -> Tensor:
+    """Return zeros of the graph of a cotangent, where it or the result is empty: gradients of gradients go the same way
+    as in a process whose part of the tensor is not empty.
+    """
+    return primitive.fill(shape, 0, dtype or g.dtype, g.device) + g.sum()
+
+
 def spread_over(g: Tensor, geometry: Geometry, elements: int) -> Tensor:
     """Return a flat tensor of `elements` zeros with g added at the places of a view.
 
@@ -187,7 +194,7 @@ def spread_over(g: Tensor, geometry: Geometry, elements: int) -> Tensor:
     flat = primitive.fill((*sizes_of(levels), elements), 0, g.dtype, g.device)
     flat = logical(flat, levels) if levels else flat
     if g.numel() == 0:
-        return flat
+        return flat + g.sum()
     if overlaps(shape, strides):
         return primitive.scatter(
             flat,

@@ -14,14 +14,22 @@ from typing import Any
 
 from webtorch.dispatch.call import Args, Callee, Kwargs
 from webtorch.distributed.device_mesh import DeviceMesh
-from webtorch.distributed.tensor._dtensor_spec import Placements, for_gradient, local_layout
+from webtorch.distributed.tensor._dtensor_spec import Placements, local_layout
 from webtorch.distributed.tensor.choosing import Choice, Operand, R, choose, lands
-from webtorch.distributed.tensor.dtensor import DTensor, answer_calls, part_of, wrapped
+from webtorch.distributed.tensor.dtensor import (
+    DTensor,
+    Source,
+    answer_calls,
+    part_of,
+    whole_gradient,
+    wrapped,
+)
 from webtorch.distributed.tensor.placement_types import Partial, Placement, Shard
-from webtorch.distributed.tensor.redistribute import move, redistribute_local
+from webtorch.distributed.tensor.redistribute import is_linear, move, redistribute_local
 from webtorch.functions import public as webtorch
+from webtorch.ir.view import contiguous_strides
 from webtorch.ops.record import TABLE, Composite, Elementwise, Op, inputs_of_slope, slope_kind
-from webtorch.ops.splits import Split, aligned, tensors_in
+from webtorch.ops.splits import Split, aligned, by_parts, tensors_in
 from webtorch.tensors.engine import grad
 from webtorch.tensors.modes import mode
 from webtorch.tensors.override import Switch, asking_entries, flat, name_of
@@ -70,12 +78,8 @@ def _is_written(name: str) -> bool:
 
 def answer(func: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
     """Return what a function gives for DTensors."""
-    prop = (
-        getattr(func, "__self__", None)
-        if getattr(func, "__name__", "") in ("__get__", "__set__")
-        else None
-    )
-    function = getattr(prop, {"__get__": "fget", "__set__": "fset"}.get(func.__name__, ""), None)
+    side = {"__get__": "fget", "__set__": "fset"}.get(getattr(func, "__name__", ""), "")
+    function = getattr(getattr(func, "__self__", None), side, None) if side else None
     callee: Callee | None = getattr(function or func, "callee", None)
     if callee is None:
         raise NotImplementedError(f"{name_of(func)}: there is no rule for a DTensor")
@@ -122,15 +126,9 @@ def _gradients(
     ]  # fmt: skip
     found = grad(roots, [part_of(x) for x in ins], given, *rest, **named)
     return tuple([
-        _seen(x, g) for x, g in zip(ins, found, strict=True)
+        whole_gradient(g, x._spec) if g is not None and isinstance(x, DTensor) else g
+        for x, g in zip(ins, found, strict=True)
     ])  # fmt: skip
-
-
-def _seen(x: Tensor, g: Tensor | None) -> Tensor | None:
-    if g is None or not isinstance(x, DTensor):
-        return g
-    spec = x._spec
-    return wrapped(g, spec.mesh, for_gradient(spec.placements), spec.shape)
 
 
 class Calls:
@@ -150,6 +148,8 @@ class Calls:
             self.tensors = [x for x in self.tensors if x is not kwargs["out"]]
         for x in self.tensors:
             self._check(x)
+            if isinstance(x, DTensor):
+                x._refresh()
 
     def _check(self, x: Tensor) -> None:
         if isinstance(x, DTensor):
@@ -188,6 +188,8 @@ class Calls:
 
     def _found(self) -> Any:
         entry = self.entry
+        if self.written and isinstance(self.args[0], DTensor) and self.args[0]._source is not None:
+            return self._written_through(self.args[0]._source)
         special = _SPECIAL.get(self.callee.name if entry is None else entry.name)
         if special is not None:
             found = special(self)
@@ -197,6 +199,9 @@ class Calls:
             return self._drawn()
         if entry is not None and entry.family == "creation":
             return self._made(entry)
+        if entry is not None and entry.splits is by_parts:
+            with asking_entries():
+                return self.callee.run(self.args, self.kwargs)
         split = self._split()
         if split is None and not self.written and len(self.tensors) == 1:
             found = self._viewed()
@@ -291,7 +296,12 @@ class Calls:
                 else size
                 for label, size in zip(split.results[k], local.shape, strict=True)
             ]
-            return wrapped(local, self.mesh, choice.results[k], shape)
+            lies = choice.results[k]
+            if mode.grad and local.requires_grad and not all(map(is_linear, lies)):
+                # Who sees a gradient of it sees that of the whole, which the parts cannot tell.
+                reduced = tuple([p if is_linear(p) else R for p in lies])
+                local, lies = move(local, self.mesh, shape, lies, reduced), reduced
+            return wrapped(local, self.mesh, lies, shape)
 
         return mapped(out, whole)
 
@@ -333,14 +343,14 @@ class Calls:
         """Call with parts of what is viewed; NotImplemented where the result is no view."""
         (x,) = self.tensors
         assert isinstance(x, DTensor)
-        shape = tuple(x.shape)
-        like = webtorch.empty(shape, dtype=x.dtype, device="meta")
-        out = self._call({id(x): like})
-        views = [v for v in flat((out,)) if isinstance(v, Tensor)]
-        if not views or any(
-            v._storage is not like._storage or v.dtype is not x.dtype for v in views
-        ):
-            return NotImplemented
+        shape, strides = tuple(x.shape), x._spec.stride
+        views, is_view = self._views(x, strides), True
+        if views is None:
+            # A copy, whose elements lie as those of a view of what is row-major.
+            strides, is_view = contiguous_strides(shape), False
+            views = self._views(x, strides)
+            if views is None:
+                return NotImplemented
         now, found = x._spec.placements, [list(x._spec.placements) for _ in views]
         to = list(now)
         for i, p in enumerate(now):
@@ -349,27 +359,62 @@ class Calls:
             count = 1
             for j, q in enumerate(now):
                 count *= self.mesh.size(j) if q == p else 1
-            dims = [lands(shape, p.dim, v._shape, v._strides, v._offset, count) for v in views]
+            dims = [
+                lands(shape, strides, p.dim, v._shape, v._strides, v._offset, count) for v in views
+            ]
             if None in dims:
                 to[i] = R
             for mine, dim in zip(found, dims, strict=True):
                 mine[i] = R if dim is None or to[i] is R else Shard(dim)
-        lies = tuple(to)
-        local = self._part(x, lies)
+        local = self._part(x, tuple(to))
         at = self.mesh.get_coordinate()
         sizes = [
             tuple(v._shape) if at is None else tuple(local_layout(v._shape, self.mesh, mine, at)[0])
             for v, mine in zip(views, found, strict=True)
         ]
         parts = self._as_called(x, local, views, sizes)
-        results = iter(zip(views, found, strict=True))
+        results = iter(range(len(views)))
 
         def whole(part: Tensor) -> DTensor:
             """Return a result as a DTensor."""
-            view, mine = next(results)
-            return wrapped(part, self.mesh, tuple(mine), view._shape)
+            k = next(results)
+            shared = part._storage is x._local_tensor._storage
+            if shared and not is_view:
+                part = part.clone()
+            made = wrapped(part, self.mesh, tuple(found[k]), views[k]._shape)
+            if is_view and (x._source is not None or not shared):
+                made._source = Source(x, functools.partial(self._again, x, k))
+            return made
 
         return mapped(parts, whole)
+
+    def _views(self, x: Tensor, strides: Sequence[int]) -> list[Tensor] | None:
+        """Return what the call gives of a tensor that lies by these strides; None where that is no view."""
+        like = webtorch.empty_strided(tuple(x.shape), tuple(strides), dtype=x.dtype, device="meta")
+        try:
+            found = [v for v in flat((self._call({id(x): like}),)) if isinstance(v, Tensor)]
+        except RuntimeError:
+            if tuple(strides) == contiguous_strides(tuple(x.shape)):
+                raise
+            return None
+        same = all(v._storage is like._storage and v.dtype is x.dtype for v in found)
+        return found if found and same else None
+
+    def _again(self, x: DTensor, k: int, other: DTensor) -> DTensor:
+        """Return this view of another tensor than `x`: the result of this number."""
+        found = [v for v in flat((self._call({id(x): other}),)) if isinstance(v, DTensor)]
+        return found[k]
+
+    def _written_through(self, source: Source) -> Any:
+        """Write to a view whose part is a copy, so that what it is a view of has the elements."""
+        base, to = source.base, (R,) * self.mesh.ndim
+        local = webtorch.empty_strided(
+            tuple(base.shape), base._spec.stride, dtype=base.dtype, device=base._local_tensor.device
+        )
+        whole = wrapped(local.copy_(self._part(base, to)), self.mesh, to, base.shape)
+        self.func(source.again(whole), *self.args[1:], **self.kwargs)
+        base.copy_(whole)
+        return self.args[0]
 
     def _as_called(
         self, x: Tensor, local: Tensor, views: Sequence[Tensor], sizes: Sequence[tuple[int, ...]]
@@ -405,7 +450,9 @@ class Calls:
     def _drawn(self) -> Any:
         """Draw the whole, and take this process's part: equal seeds give what one process draws."""
         x = self.args[0]
-        whole = webtorch.empty(tuple(x.shape), dtype=x.dtype, device=x._local_tensor.device)
+        whole = webtorch.empty_strided(
+            tuple(x.shape), x._spec.stride, dtype=x.dtype, device=x._local_tensor.device
+        )
         if any(y is not x for y in self.tensors) or (
             not self.written and not self.callee.name.endswith("_like")
         ):

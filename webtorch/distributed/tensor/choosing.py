@@ -171,16 +171,17 @@ def choose(
 
 def lands(
     shape: Sequence[int],
+    base: Sequence[int],
     dim: int,
     sizes: Sequence[int],
     strides: Sequence[int],
     offset: int,
     parts: int,
 ) -> int | None:
-    """Return which dim of a view has the chunks of a dim of the row-major tensor that it is a view of; None where none
-    does. `parts`: how many chunks there are.
+    """Return which dim of a view, of these sizes and strides, has the chunks of a dim of what it is a view of, which
+    has the strides `base`; None where none does. `parts`: how many chunks there are.
     """
-    size, stride = shape[dim], math.prod(shape[dim + 1 :])
+    size, stride = shape[dim], base[dim]
     span = size * stride
     for j, (m, t) in enumerate(zip(sizes, strides, strict=True)):
         if m * t != span or (m == 1 and size != 1):

@@ -21,7 +21,7 @@ from webtorch.distributed.tensor._dtensor_spec import (
     normalized,
 )
 from webtorch.distributed.tensor.placement_types import Placement, Replicate, Shard
-from webtorch.distributed.tensor.redistribute import move
+from webtorch.distributed.tensor.redistribute import gradient_of_part, move, seen_gradient
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
 from webtorch.tensors.engine import backward
@@ -54,6 +54,19 @@ def strides_like(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
+class Source:
+    """What a DTensor is a view of though its part is a copy, and how it is made of that."""
+
+    def __init__(self, base: DTensor, again: Callable[[DTensor], DTensor]) -> None:
+        base._refresh()
+        self.base, self.again = base, again
+        self.part, self.version = base._local_tensor, base._version
+
+    def is_old(self) -> bool:
+        """Whether the base has been written since."""
+        return self.base._local_tensor is not self.part or self.base._version != self.version
+
+
 class DTensor(Tensor):
     """A tensor whose parts lie in the processes of a mesh, as placements say.
 
@@ -62,6 +75,8 @@ class DTensor(Tensor):
 
     _local_tensor: Tensor
     _spec: DTensorSpec
+    # Of a view whose part is a copy of what had to be sent: what it is a view of.
+    _source: Source | None = None
     __module__ = "webtorch.distributed.tensor"
 
     def __new__(
@@ -89,6 +104,17 @@ class DTensor(Tensor):
             return NotImplemented
         refuse_scripts("a DTensor")
         return _answer[0](func, tuple(args), kwargs or {})
+
+    def _refresh(self) -> None:
+        """Take the elements anew of what it is a view of, where that has been written."""
+        source = self._source
+        if source is not None:
+            source.base._refresh()
+        if source is not None and source.is_old():
+            with webtorch.enable_grad():
+                view = source.again(source.base)._as(self._spec.placements)
+            self._local_tensor = view._local_tensor
+            self._source = Source(source.base, source.again)
 
     # ---- parts
 
@@ -154,6 +180,7 @@ class DTensor(Tensor):
         """Return this process's part. Differentiable: its gradient lies as `grad_placements` say, without them as the
         part does, and as replicas where it is still to be reduced.
         """
+        self._refresh()
         local, spec = self._local_tensor, self._spec
         if not mode.grad:
             return local
@@ -192,6 +219,7 @@ class DTensor(Tensor):
 
     def _as(self, placements: Placements, dtype: DType | None = None) -> DTensor:
         """Return it by other placements."""
+        self._refresh()
         spec, local = self._spec, self._local_tensor
         if dtype is not None and dtype is not local.dtype:
             local = local.to(dtype)
@@ -224,6 +252,9 @@ class DTensor(Tensor):
     @property
     def requires_grad(self) -> bool:
         """Whether gradients are recorded for this tensor."""
+        source = self._source
+        if source is not None and source.is_old() and source.base.requires_grad:
+            return True
         return self._local_tensor.requires_grad
 
     @requires_grad.setter
@@ -275,11 +306,10 @@ class DTensor(Tensor):
         if g is None:
             self.__dict__.pop("_last_grad", None)
             return None
-        last = self.__dict__.get("_last_grad")
-        if last is None or last._local_tensor is not g:
-            spec = self._spec
-            last = wrapped(g, spec.mesh, for_gradient(spec.placements), spec.shape, spec.stride)
-            self.__dict__["_last_grad"] = last
+        of, last = self.__dict__.get("_last_grad", (None, None))
+        if of is not g:
+            last = whole_gradient(g, self._spec, self._spec.stride)
+            self.__dict__["_last_grad"] = g, last
         return last
 
     def _gradient_part(self, value: Tensor | None) -> Tensor | None:
@@ -290,10 +320,11 @@ class DTensor(Tensor):
                 f"assigned grad has data of a different type: expected DTensor, got {type(value).__name__}. "
                 "Make it one first: DTensor.from_local(grad, mesh, placements)"
             )
-        spec, to = value._spec, for_gradient(self._spec.placements)
-        if spec.placements == to:
-            self.__dict__["_last_grad"] = value
-        return move(value._local_tensor, spec.mesh, spec.shape, spec.placements, to)
+        spec, lies = value._spec, self._spec.placements
+        part = gradient_of_part(value._local_tensor, spec.mesh, spec.shape, spec.placements, lies)
+        if part is value._local_tensor:
+            self.__dict__["_last_grad"] = part, value
+        return part
 
     def retain_grad(self) -> None:
         """Keep the gradient of what is no leaf."""
@@ -309,8 +340,7 @@ class DTensor(Tensor):
 
         def of_part(g: Tensor) -> Tensor | None:
             """Call the hook with the gradient of the whole."""
-            spec = self._spec
-            found = hook(wrapped(g, spec.mesh, for_gradient(spec.placements), spec.shape))
+            found = hook(whole_gradient(g, self._spec))
             return None if found is None else self._gradient_part(found)
 
         return self._local_tensor.register_hook(of_part)
@@ -348,7 +378,10 @@ class DTensor(Tensor):
 
     def detach(self) -> DTensor:
         """Return it outside of its graph, on the same memory."""
-        return self._wrap(self._local_tensor.detach())
+        made = self._wrap(self._local_tensor.detach())
+        if self._source is not None:
+            made._source = Source(self, DTensor.detach)
+        return made
 
     def detach_(self) -> DTensor:
         """Take it out of its graph."""
@@ -432,7 +465,15 @@ class DTensor(Tensor):
 
     def _give_marks(self, other: DTensor) -> None:
         """Give another one what users have set, and that it is a parameter."""
-        own = ("_local_tensor", "_spec", "_shown_device", "_last_grad", "_moves", "_identity")
+        own = (
+            "_local_tensor",
+            "_spec",
+            "_shown_device",
+            "_last_grad",
+            "_moves",
+            "_identity",
+            "_source",
+        )
         other.__dict__.update({k: v for k, v in self.__dict__.items() if k not in own})
 
     def __reduce_ex__(self, protocol: object) -> tuple[object, ...]:
@@ -467,6 +508,12 @@ def wrapped(
     strides = strides_like(local, shape) if stride is None else tuple(stride)
     meta: TensorMeta = meta_of(shape, local.dtype, strides)
     return DTensor(local, DTensorSpec(mesh, placements, meta))
+
+
+def whole_gradient(g: Tensor, spec: DTensorSpec, stride: Sequence[int] | None = None) -> DTensor:
+    """Return the gradient of a part as that of the whole."""
+    seen = seen_gradient(g, spec.mesh, spec.shape, spec.placements)
+    return wrapped(seen, spec.mesh, for_gradient(spec.placements), spec.shape, stride)
 
 
 def part_of(x: Any) -> Any:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.dispatch.call import Args, Kwargs
-from webtorch.distributed.tensor._dtensor_spec import DTensorSpec, for_gradient
-from webtorch.distributed.tensor.dtensor import DTensor, apply_functions, wrapped
+from webtorch.distributed.tensor._dtensor_spec import DTensorSpec
+from webtorch.distributed.tensor.dtensor import DTensor, apply_functions, whole_gradient, wrapped
 from webtorch.tensors.function import Function, FunctionCtx
 from webtorch.tensors.tensor import Tensor
 
@@ -58,8 +58,7 @@ class _OfParts(Function):
         """Call the user's rule with DTensors of the gradients."""
         kept: _Kept = ctx.kept
         given = [
-            wrapped(g, spec.mesh, for_gradient(spec.placements), spec.shape)
-            if spec is not None and g is not None else g
+            whole_gradient(g, spec) if spec is not None and g is not None else g
             for spec, g in zip(kept.results, grads, strict=True)
         ]  # fmt: skip
         found = kept.context._rule(kept.context, *given)

@@ -85,7 +85,10 @@ def _dropout(call: Calls) -> Any:
     if any(isinstance(p, Partial) for p in lies):
         return NotImplemented
     local = part_by(x, call.mesh, lies)
-    ones = webtorch.ones(*x.shape, dtype=x.dtype, device=local.device)
+    # The draws are in the order of memory.
+    ones = webtorch.empty_strided(
+        tuple(x.shape), x._spec.stride, dtype=x.dtype, device=local.device
+    ).fill_(1)
     kept = move(dropout(ones, arguments["p"]), call.mesh, x.shape, (R,) * call.mesh.ndim, lies)
     return wrapped(webtorch.where(kept == 0, 0, local * kept), call.mesh, lies, x.shape)
 

@@ -7,8 +7,9 @@ rules of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from webtorch.distributed import collectives
@@ -210,6 +211,7 @@ class _Way:
     src: Placements
     dst: Placements
     gradient: Placements
+    back: Placements
 
     @property
     def factor(self) -> float:
@@ -233,8 +235,42 @@ class _Moved(Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         """Return the gradient as the part lies."""
         way: _Way = ctx.way
-        back = move(g, way.mesh, way.shape, way.gradient, for_gradient(way.src))
+        back = move(g, way.mesh, way.shape, way.gradient, way.back,
+                    _of_gradient(way.src, way.back), _of_gradient(way.dst, way.gradient))  # fmt: skip
         return (back if way.factor == 1.0 else back * way.factor), None
+
+
+def _of_gradient(lies: Placements, gradient: Placements) -> Placements:
+    """Return how the gradient of a gradient lies: where one gradient is that of all parts of what is still to be
+    reduced, each part has some of its own.
+    """
+    return tuple([
+        Partial() if isinstance(p, Partial) and not isinstance(q, Partial) else r
+        for p, q, r in zip(lies, gradient, for_gradient(gradient), strict=True)
+    ])  # fmt: skip
+
+
+def seen_gradient(g: Tensor, mesh: DeviceMesh, shape: Sequence[int], lies: Placements) -> Tensor:
+    """Return the gradient of a part that lies so as users see it: that of the whole, by `for_gradient(lies)`."""
+    plain = for_gradient(lies)
+    if plain == lies:
+        return g
+    seen = move(g, mesh, shape, plain, plain, back=_of_gradient(lies, plain))
+    return seen if _share(mesh, lies) == 1 else seen * _share(mesh, lies)
+
+
+def gradient_of_part(
+    g: Tensor, mesh: DeviceMesh, shape: Sequence[int], src: Placements, lies: Placements
+) -> Tensor:
+    """Return what `seen_gradient` was given, of the whole's gradient by the placements `src`."""
+    plain = for_gradient(lies)
+    found = move(g, mesh, shape, src, plain, _of_gradient(lies, plain))
+    return found if _share(mesh, lies) == 1 else found / _share(mesh, lies)
+
+
+def _share(mesh: DeviceMesh, lies: Placements) -> int:
+    """Return how many parts a mean is taken of, each of which has its share of the gradient."""
+    return math.prod([mesh.size(i) for i, p in enumerate(lies) if p.is_partial("avg")])
 
 
 def move(
@@ -244,58 +280,45 @@ def move(
     src: Placements,
     dst: Placements,
     gradient: Placements | None = None,
+    back: Placements | None = None,
 ) -> Tensor:
-    """Return this process's part by other placements. Its gradient comes as `gradient` says, which is `for_gradient` of
-    `dst` if it is not given.
+    """Return this process's part by other placements. Its gradient comes as `gradient` says, and that of `x` lies as
+    `back` does; without them they are `for_gradient` of `dst` and `src`.
     """
-    plain = for_gradient(dst)
+    plain, first = for_gradient(dst), for_gradient(src)
     gradient = plain if gradient is None else gradient
+    back = first if back is None else back
     if not (mode.grad and x.requires_grad):
         return redistribute_local(x, mesh, shape, src, dst)
-    if src == dst and gradient == plain:
+    if src == dst and gradient == plain and back == first:
         return x
     now = src
     for i, p in enumerate(src):
-        if isinstance(p, Partial) and p != dst[i] and not _is_linear(p):
+        if p != dst[i] and not is_linear(p):
             x = _resolved(x, mesh, shape, now, i)
             now = (*now[:i], REPLICATE, *now[i + 1 :])
-    if now == dst and gradient == plain:
+    if now == dst and gradient == plain and back == first:
         return x
-    moved: Tensor = _Moved.apply(x, _Way(mesh, tuple(shape), now, dst, gradient))
+    moved: Tensor = _Moved.apply(x, _Way(mesh, tuple(shape), now, dst, gradient, back))
     return moved
 
 
-def _is_linear(p: Partial) -> bool:
-    return not isinstance(p, _NormPartial) and p.reduce_op in ("sum", "avg")
+def is_linear(p: Placement) -> bool:
+    """Whether what lies so is the sum, or the mean, of its parts, or no sum that is still to be taken."""
+    return not isinstance(p, Partial) or (
+        not isinstance(p, _NormPartial) and p.reduce_op in ("sum", "avg")
+    )
 
 
 def _resolved(x: Tensor, mesh: DeviceMesh, shape: Sequence[int], src: Placements, i: int) -> Tensor:
-    """Reduce along a dimension of the mesh what is no sum, so that the part that counted has the gradient."""
-    kind, dst = src[i], (*src[:i], REPLICATE, *src[i + 1 :])
+    """Reduce along a dimension of the mesh what is no sum. Its gradient is that of the operation, of all parts."""
+    kind, others = src[i], [replace(p, dim=p.dim + 1) if isinstance(p, Shard) else p for p in src]
     assert isinstance(kind, Partial)
-    sums = (*src[:i], Partial(), *src[i + 1 :])
+    apart = (*others[:i], Shard(0), *others[i + 1 :])
+    joined = (*others[:i], REPLICATE, *others[i + 1 :])
+    every = move(x.unsqueeze(0), mesh, (mesh.size(i), *shape), apart, joined)
     if isinstance(kind, _NormPartial):
-        power = move(x.abs() ** kind.norm_type, mesh, shape, sums, dst)
-        return power ** (1 / kind.norm_type)
-    with webtorch.no_grad():
-        out = redistribute_local(x.detach(), mesh, shape, src, dst)
-        if kind.reduce_op == "product":
-            share = out / x.detach()
-        else:
-            first = (x.detach() == out).to(x.dtype)
-            share = first / redistribute_local(first, mesh, shape, sums, dst)
-    shared: Tensor = _Shared.apply(x, out, share)
-    return shared
-
-
-class _Shared(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, out: Tensor, share: Tensor) -> Tensor:
-        """Return what all have, reduced."""
-        ctx.save_for_backward(share)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
-        """Return this part's share of the gradient."""
-        return g * ctx.saved_tensors[0], None, None
+        return every.norm(kind.norm_type, 0)
+    if kind.reduce_op == "product":
+        return every.prod(0)
+    return every.amax(0) if kind.reduce_op == "max" else every.amin(0)

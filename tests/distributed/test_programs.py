@@ -1,0 +1,20 @@
+"""Random programs of DTensors, beside whole tensors."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.distributed import programs
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seeds"),
+    [
+        (2, range(24)),
+        pytest.param(2, range(1000, 1250), marks=pytest.mark.long),
+        pytest.param(4, range(2000, 2120), marks=pytest.mark.long),
+    ],
+)
+def test_random_programs_give_what_whole_tensors_do(ranks: int, seeds: range) -> None:
+    failed = programs.faults("webtorch", ranks, list(seeds))
+    assert not failed, "\n".join(f"{seed}: {text}" for seed, text in failed.items())

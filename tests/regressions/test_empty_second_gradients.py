@@ -1,0 +1,31 @@
+"""Gradients of gradients of empty tensors are of the same graph as those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import webtorch
+
+OPERATIONS: dict[str, Callable[[webtorch.Tensor], webtorch.Tensor]] = {
+    "amax": lambda x: x.amax(1),
+    "prod": lambda x: x.prod(1),
+    "norm": lambda x: x.norm(2, 1),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "expand": lambda x: x.expand(2, *x.shape),
+    "rows": lambda x: webtorch.ones(2, 1, 1) * x,
+    "unfold": lambda x: x.unfold(1, 2, 1),
+    "split": lambda x: x.split(2, 0)[0],
+    "cat": lambda x: webtorch.cat([x, x]),
+    "sort": lambda x: x.sort(1)[0],
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_second_gradients_of_nothing(name: str) -> None:
+    x = webtorch.ones(0, 3, requires_grad=True)
+    y = OPERATIONS[name](x)
+    (g,) = webtorch.autograd.grad((y * y).sum(), x, create_graph=True)
+    (g * g).sum().backward()
+    assert x.grad is not None and x.grad.shape == (0, 3)
