@@ -35,5 +35,8 @@ def without_units(p: WgslPass, own: Sequence[tuple[str, str]], functions: str) -
         r"accumulate(\1, \2, \3, lid % 32u)",
         text,
     )
+    # Naga takes bits for one number.
+    text = text.replace("bitcast<vec2<f16>>(word)", "vec2<f16>(unpack2x16float(word))")
+    text = text.replace("bitcast<u32>(pair)", "pack2x16float(vec2<f32>(pair))")
     assert "subgroup" not in text
     return replace(p, source=text.replace("@compute", functions + "@compute"))

@@ -693,6 +693,14 @@ def writer_of(kernel: Kernel, limits: Limits, points: int) -> KernelWriter:
     return writer
 
 
+def native_half(node: Expr, limits: Limits) -> Expr | None:
+    """Return the operation of WGSL that makes a float32 of the bits of a float16, where an expression does and the
+    device knows how.
+    """
+    word = half_of(node) if limits.has_halves else None
+    return None if word is None else _half(word)
+
+
 def natively(kernel: Kernel, limits: Limits) -> Kernel:
     """Return a kernel whose sums of four products of bytes are one operation each, and, where a device knows how, what
     the bits of a float16 are.
@@ -703,8 +711,7 @@ def natively(kernel: Kernel, limits: Limits) -> Kernel:
         words = ex.dotted(node)
         if words is not None:
             return ex.make("dot4", int32, words)
-        word = half_of(node) if limits.has_halves else None
-        return None if word is None else _half(word)
+        return native_half(node, limits)
 
     memo: dict[Expr, Expr] = {}
     reduces = [replace(r, value=ex.rewrite(r.value, other, memo)) for r in kernel.reduces]

@@ -680,6 +680,70 @@ def _factored(values: Sequence[Expr], row: Sequence[Expr]) -> Expr:
     return functools.reduce(lambda a, b: a + b, parts)
 
 
+class Quarter(NamedTuple):
+    """Four neighbouring elements: the bytes of a word, each of so many bits, less a number, times a scale, and above
+    `low`.
+    """
+
+    word: Expr
+    bits: int
+    less: int
+    scale: Expr
+    low: Expr | None
+
+
+def quarter(values: Sequence[Expr]) -> Quarter | None:
+    """Return what four values of words (`unpacking`) are made of, None where they are made otherwise."""
+    found = [_scaled(x.args[0] if x.op == "cast" else x) for x in values]
+    known = [f for f in found if f is not None]
+    if len(known) < len(found) or len({(f.scale, f.low) for f in known}) != 1:
+        return None
+    four = [_whole_number(f.number) for f in known]
+    bytes_of = [_byte_of(f[0]) for f in four if f is not None]
+    places = [(b[0], b[1].value) for b in bytes_of if b is not None]
+    less = {f[1] for f in four if f is not None}
+    if (
+        places != [(places[0][0] if places else None, at) for at in (0, 8, 16, 24)]
+        or len(less) != 1
+    ):
+        return None
+    word = places[0][0]
+    most = max(_known(word) >> at & 255 for _, at in places)
+    return Quarter(word, most.bit_length(), less.pop(), known[0].scale, known[0].low)
+
+
+class _Scaled(NamedTuple):
+    """scale * number + low."""
+
+    scale: Expr
+    number: Expr
+    low: Expr | None
+
+
+def _scaled(x: Expr) -> _Scaled | None:
+    """Return a value as a whole number times a scale and what is added to it."""
+    if x.op == "add":
+        for a, low in (x.args, x.args[::-1]):
+            found = _scaled(a) if a.op == "mul" else None
+            if found is not None:
+                return _Scaled(found.scale, found.number, low)
+    if x.op == "mul":
+        for scale, number in (x.args, x.args[::-1]):
+            if _whole_number(number) is not None:
+                return _Scaled(scale, number, None)
+    return None
+
+
+def _whole_number(x: Expr) -> tuple[Expr, int] | None:
+    """Return the whole number, and what is taken off it, that became a float as `_without_casts` says."""
+    if x.op != "sub" or x.args[1].op != "const" or x.args[0].op != "bitcast":
+        return None
+    bits, less = x.args[0].args[0], x.args[1].value
+    if bits.op != "or" or bits.args[1].value != _OF_WHOLE or less < 1 << _FRACTION:
+        return None
+    return bits.args[0], int(less) - (1 << _FRACTION)
+
+
 # ---- a row in bytes: sums of products of integers
 
 # Neighbours in a row that have a scale in common: elements of four words of a format.

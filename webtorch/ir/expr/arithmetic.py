@@ -431,7 +431,8 @@ shl = binary_function(
     },
 )  # fmt: skip
 shr = binary_function(
-    "shr", sign=">>", bounds_integers=_shifted_down, numpy="right_shift",
+    "shr", sign=">>", fold=lambda x, y: x >> y if 0 <= y < 32 else None,
+    bounds_integers=_shifted_down, numpy="right_shift",
     wgsl={"i32": "wt_shr_i32({0}, {1})", "u32": "wt_shr_u32({0}, {1})"},
 )  # fmt: skip
 

@@ -33,7 +33,6 @@ from webtorch.lower.templates.product import (
     batch_place,
     lane_scopes,
     operands_of,
-    place_k,
     row_scopes,
     vector,
 )
@@ -376,7 +375,7 @@ def _turned(
 ) -> list[str]:
     """Load four k of four rows of an operand that lies along k; return the vectors at each k."""
     k = Places(lines, (), 1 << K)
-    place_k(w, k, "k")
+    k.env[w.p.variable(K)] = "k"
     lanes = lane_scopes(scopes, k, operand.variable, lines)
     loaded = [w.bind(along(w, operand, s), lines) for s in lanes]
     return [
@@ -410,7 +409,8 @@ class _Unit:
         guarded = size % depth != 0
         k = Places(block, (), 1 << K)
         last = size - 4 if operand.deep else size - 1
-        place_k(w, k, w.bind(f"min({k_name}, {last})", block) if guarded else k_name)
+        bound = w.bind(f"min({k_name}, {last})", block) if guarded else k_name
+        k.env[w.p.variable(K)] = bound
         lanes = lane_scopes(self.rows, k, operand.variable, block)
         for name, part in zip(
             self.registers, [[s] for s in lanes] if operand.deep else [lanes], strict=True

@@ -71,7 +71,8 @@ def product(r: Matmul, places: Mapping[int, int] = _ALONE) -> Product:
             """Return the right operand's element at a place in a run."""
             return r.right(run, within, index[COLUMN], places[1])
 
-        run, four = ex.index(K, r.k // RUN), ex.index(K, r.k // 4)
+        # Divided: no stride of k is one of runs.
+        run, four = ex.floordiv(index[K], RUN), ex.floordiv(index[K], 4)
         half = ex.mod(four, RUN // 4) * 4
         runs = tuple([unpacked(run, ex.const(i, int32)) for i in range(RUN)])
         fours = tuple([unpacked(ex.floordiv(four, RUN // 4), half + i) for i in range(4)])

@@ -1,5 +1,5 @@
 """Products of 16-bit floats on matrix units (WGSL subgroup matrices; Dawn has them behind
-chromium_experimental_subgroup_matrix). Floor 2; imports floor 0, the renderer and the product
+chromium_experimental_subgroup_matrix). Floor 2; imports floors 0 and 1, the renderer and the product
 kernels.
 
 A workgroup copies tiles of both operands to workgroup memory as they lie, eight elements at a time;
@@ -35,16 +35,19 @@ from webtorch.lower.templates.product import (
     Product,
     ProductWriter,
     batch_place,
-    place_k,
 )
 from webtorch.lower.templates.tuning import FAMILIES, Family, MatrixTile
+from webtorch.lower.wgsl_reduce import native_half
 from webtorch.lower.wgsl_shader import Draft, Engine, WgslPass, fold_grid
+from webtorch.ops.blocks import quarter
 
 # A fragment has this many rows, columns and k; memory is read and copied in vectors of eight.
 _SIDE, _VECTOR = 16, 8
 # Where an operand is computed: the fewest rows and the shortest part of k, the workgroups of a multiprocessor, and
 # what a turn of theirs takes, in seconds, and starting and writing, in turns (an H200, 2026-11-28).
 _FEW, _LEAST_CHUNK, _BESIDE, _TURN, _START = 2, 256, 3, 0.6e-6, 3
+# How many steps of k are on their way from memory there.
+_AHEAD = 2
 # Parts of k that are tried: the last ones for gradients of weights, sums over all places of a batch.
 _SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 11, 14, 16, 22, 29, 44, 58, 88, 132)
 ENABLES = (
@@ -53,6 +56,12 @@ ENABLES = (
     # Offsets depend on the subgroup's number, which is lid / 32: uniform, but not to the analysis.
     "diagnostic(off, chromium.subgroup_matrix_uniformity);",
 )
+
+# Two float16 in a word, and a word of two float16.
+_PAIRS = {
+    "wt_pair": ["fn wt_pair(word: u32) -> vec2<f16> { return bitcast<vec2<f16>>(word); }"],
+    "wt_word": ["fn wt_word(pair: vec2<f16>) -> u32 { return bitcast<u32>(pair); }"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +209,9 @@ def matrix_drafts(
     p: Product, limits: Limits, tile: MatrixTile, split: int, image_columns: int = 0
 ) -> list[Draft]:
     """Return what the dispatches of a product are made of."""
+    memo: dict[Expr, Expr] = {}
+    runs = [ex.rewrite(x, lambda node, _: native_half(node, limits), memo) for x in p.runs]
+    p = replace(p, runs=tuple(runs))
     w = ProductWriter(p, limits)
     w.image_columns = image_columns or 1
     both = operands(w)
@@ -255,41 +267,56 @@ def _multiply(
     batch = batch_place(p, body)
     copies = [c for side in sides for c in _copies(w, tile, side, batch, body)]
 
-    def fetch(base: str, indent: str) -> None:
-        """Write the loads of one step of k: of both operands, to be put into workgroup memory."""
+    def fetch(base: str, turn: int) -> list[str]:
+        """Return the loads of one step of k: of both operands, to be put into workgroup memory."""
         first: list[str] = []
         tap, inside = Places(first, (), 1 << TAP), base
         if p.taps > 1:
             # A tap has whole steps of the loop, so it is the same for the workgroup.
             tap.env[p.variable(TAP)] = w.bind(f"({base}) / {p.k}", first)
             inside = w.bind(f"{base} - {tap.env[p.variable(TAP)]} * {p.k}", first)
-        lines = [
-            x for copy in copies for x in copy.fetch(w, (batch, copy.place, tap), inside, tile)
-        ]
-        body.extend(indent + x for x in (*first, *lines))
+        every = [c.fetch(w, (batch, c.place, tap), inside, tile, turn) for c in copies]
+        return [*first, *(x for lines in every for x in lines)]
 
-    rows, columns = tile.fragment_rows, tile.fragment_columns
+    rows, columns, depth = tile.fragment_rows, tile.fragment_columns, tile.depth
     kind = f"subgroup_matrix_result<f32, {_SIDE}, {_SIDE}>"
     body += [f"var m{i}_{j}: {kind};" for i in range(rows) for j in range(columns)]
-    fetch("k_first", "")
-    body.append(f"for (var k0: i32 = k_begin; k0 < k_end; k0 = k0 + {tile.depth}) {{")
-    body += ["  " + line for copy in copies for line in copy.share(w, batch, tile)]
-    body.append("  workgroupBarrier();")
-    # With the branch: 282 TFLOP/s, without 134.
-    body.append(f"  if (k0 + {tile.depth} < k_end) {{")
-    fetch(f"k0 + {tile.depth}", "    ")
-    body.append("  }")
-    left, right = sides
-    for k in range(0, tile.depth, _SIDE):
-        body.append("  {")
-        body += _fragments(left, "left", "a", rows, "part_row", k)
-        body += _fragments(right, "right", "b", columns, "part_column", k)
-        for i in range(rows):
-            for j in range(columns):
-                m = f"m{i}_{j}"
-                body.append(f"    {m} = subgroupMatrixMultiplyAccumulate(a{i}, b{j}, {m});")
-        body.append("  }")
-    body += ["  workgroupBarrier();", "}"]
+    turns = _turns(p)
+    body += fetch("k_first", 0)
+    for turn in range(1, turns):
+        body += _guarded(
+            f"k_begin + {turn * depth} < k_end", fetch(f"k_begin + {turn * depth}", turn)
+        )
+    body.append(f"for (var k0: i32 = k_begin; k0 < k_end; k0 = k0 + {turns * depth}) {{")
+    for turn in range(turns):
+        k, after = (f"k0 + {n * depth}" if n else "k0" for n in (turn, turn + turns))
+        step = [line for c in copies for line in c.share(w, batch, tile, k, turn)]
+        step.append("workgroupBarrier();")
+        # With the branch: 282 TFLOP/s, without 134.
+        step += _guarded(f"{after} < k_end", fetch(after, turn))
+        left, right = sides
+        for at in range(0, depth, _SIDE):
+            step.append("{")
+            step += _fragments(left, "left", "a", rows, "part_row", at)
+            step += _fragments(right, "right", "b", columns, "part_column", at)
+            for i in range(rows):
+                for j in range(columns):
+                    m = f"m{i}_{j}"
+                    step.append(f"  {m} = subgroupMatrixMultiplyAccumulate(a{i}, b{j}, {m});")
+            step.append("}")
+        step.append("workgroupBarrier();")
+        body += ["  " + x for x in (_guarded(f"{k} < k_end", step) if turn else step)]
+    body.append("}")
+
+
+def _turns(p: Product) -> int:
+    """Return how many steps of k are on their way from memory."""
+    return _AHEAD if p.runs else 1
+
+
+def _guarded(test: str, lines: list[str]) -> list[str]:
+    """Return lines that run where a test is true."""
+    return [f"if ({test}) {{", *("  " + x for x in lines), "}"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,46 +351,49 @@ class _Copy:
         over = p.taps == 1 and p.k % tile.depth != 0
         k = Places(lines, (), 1 << K)
         last = p.k - (side.unit * _VECTOR if side.along_k else 1)
-        place_k(w, k, w.bind(f"min({k_name}, {last})", lines) if over else k_name)
+        bound = w.bind(f"min({k_name}, {last})", lines) if over else k_name
+        k.env[p.variable(K)] = bound
         mask = BATCHES | (1 << side.operand.variable) | (1 << K) | (1 << TAP)
         return Places(lines, (*places, k), mask), f"{k_name} < {p.k}" if over else ""
 
     def fetch(
-        self, w: ProductWriter, places: tuple[Places, ...], base: str, tile: MatrixTile
+        self, w: ProductWriter, places: tuple[Places, ...], base: str, tile: MatrixTile, turn: int
     ) -> list[str]:
-        """Return the loads of the tile that begins at k = `base`."""
-        side, tag = self.side, self.tag
+        """Return the loads of the tile that begins at k = `base`, into the registers of a turn."""
+        side, into = self.side, self.registers(turn)
         block: list[str] = []
         place, inside = self.at(w, places, base, tile, block)
         if side.operand.runs:
-            for name, text in _reads(w, side.operand, place, f"f{tag}_").items():
+            for name, text in _reads(w, side.operand, place, f"{into}_").items():
                 block.append(f"{name} = {text};")
         else:
             at = w.vector_index(side.operand.load.args[0], place, _VECTOR)
             text = f"b{side.operand.slot}[{at}]"
             if inside:
                 text = f"select(vec4<u32>(), {text}, {inside})"
-            block.append(f"f{tag} = {text};")
-        return (
-            [f"if ({self.inside}) {{", *("  " + x for x in block), "}"] if self.guarded else block
-        )
+            block.append(f"{into} = {text};")
+        return _guarded(self.inside, block) if self.guarded else block
 
-    def share(self, w: ProductWriter, batch: Places, tile: MatrixTile) -> list[str]:
-        """Return the store to workgroup memory of what was fetched for the tile at k0."""
-        side, tag = self.side, self.tag
+    def registers(self, turn: int) -> str:
+        """Return what names of the registers begin with that wait for a turn."""
+        return f"f{self.tag}{'b' * turn}"
+
+    def share(
+        self, w: ProductWriter, batch: Places, tile: MatrixTile, base: str, turn: int
+    ) -> list[str]:
+        """Return the store to workgroup memory of what was fetched for the tile at k = `base`."""
+        side, tag, held = self.side, self.tag, self.registers(turn)
         block: list[str] = []
         first = f"{side.start} + " if side.start else ""
         if side.operand.runs:
             # What was read waits in registers: multiplying the tile before does not wait for it.
-            place, inside = self.at(w, (batch, self.place), "k0", tile, block)
-            for load, (name, lane) in _registers(w, side.operand, f"f{tag}_").items():
+            place, inside = self.at(w, (batch, self.place), base, tile, block)
+            for load, (name, lane) in _registers(w, side.operand, f"{held}_").items():
                 place.env[load] = (
                     f"{name}.{'xyzw'[lane]}" if w.slots[side.operand.slot].width > 1 else name
                 )
-            values = [w.value(x.args[0] if x.op == "cast" else x, place) for x in side.operand.runs]
             words = [
-                f"pack2x16float(vec2<f32>({a}, {b}))"
-                for a, b in zip(values[::2], values[1::2], strict=True)
+                x for i in range(0, RUN, 4) for x in _halves(w, side.operand.runs[i : i + 4], place)
             ]
             for u in range(side.unit):
                 text = f"vec4<u32>({', '.join(words[u * 4 : u * 4 + 4])})"
@@ -372,11 +402,43 @@ class _Copy:
                     f"tiles[{first}row{tag} * {side.stride} + vector{tag} + {u}] = {text};"
                 )
         else:
-            block.append(f"tiles[{first}row{tag} * {side.stride} + vector{tag}] = f{tag};")
+            block.append(f"tiles[{first}row{tag} * {side.stride} + vector{tag}] = {held};")
         if self.guarded:
-            return [f"if ({self.inside}) {{", *("  " + x for x in block), "}"]
+            return _guarded(self.inside, block)
         # Names are those of a turn.
         return ["{", *("  " + x for x in block), "}"] if side.operand.runs else block
+
+
+def _halves(w: ProductWriter, values: tuple[Expr, ...], place: Places) -> list[str]:
+    """Return the texts of two words that hold four elements as float16.
+
+    Two bytes of a word are made floats at once: as the last bits of a power of two, less their middle, they are
+    numbers of -1 to 1 without rounding. Only their scale, which is as large as the largest element, what is added for
+    the middle, and the result are rounded.
+    """
+    found = quarter(values)
+    if found is None:
+        texts = [w.value(x.args[0] if x.op == "cast" else x, place) for x in values]
+        return [f"pack2x16float(vec2<f32>({a}, {b}))" for a, b in (texts[:2], texts[2:])]
+    word, bits, less, scale, low = found
+    middle = 1 << (bits - 1)
+    step = w.bind(f"vec2<f16>(f16({w.value(scale * float(middle), place)}))", place.lines)
+    if middle != less:
+        above = scale * float(middle - less)
+        low = above if low is None else above + low
+    text = w.bind(f"bitcast<u32>({w.value(word, place)})", place.lines)
+    # 2 ** (11 - bits), whose fraction of ten bits counts by 1 / middle.
+    power = (26 - bits << 10) * 0x10001
+    w.functions |= _PAIRS
+    pairs = []
+    for shifted in (text, f"({text} >> 8u)"):
+        near = f"(wt_pair(({shifted} & 0xff00ffu) | {power}u) - {2.0 ** (11 - bits) + 1}h)"
+        if low is None:
+            pair = f"{near} * {step}"
+        else:
+            pair = f"fma({near}, {step}, vec2<f16>(f16({w.value(low, place)})))"
+        pairs.append(w.bind(pair, place.lines))
+    return [f"wt_word(vec2<f16>({pairs[0]}.{x}, {pairs[1]}.{x}))" for x in "xy"]
 
 
 def _first(load: Expr, width: int) -> tuple[Expr, int]:
@@ -459,12 +521,12 @@ def _copies(
             text if size % span == 0 else f"min({text}, {last})", body
         )
         copy = _Copy(side, tag, place, (u + 1) * tile.threads > total)
-        if side.operand.runs:
-            registers = _registers(w, side.operand, f"f{tag}_").values()
-            kind = "vec4<i32>" if w.slots[side.operand.slot].width > 1 else "i32"
-            body += [f"var {name}: {kind};" for name in dict.fromkeys(n for n, _ in registers)]
-        else:
-            body.append(f"var f{tag}: vec4<u32>;")
+        for turn in range(_turns(p)):
+            names, kind = [copy.registers(turn)], "vec4<u32>"
+            if side.operand.runs:
+                kind = "vec4<i32>" if w.slots[side.operand.slot].width > 1 else "i32"
+                names = [n for n, _ in _registers(w, side.operand, f"{names[0]}_").values()]
+            body += [f"var {name}: {kind};" for name in dict.fromkeys(names)]
         yield copy
 
 
@@ -481,7 +543,7 @@ def _fragments(
         else:
             offset = f"{side.start + k * side.stride}u + ({at}) / {_VECTOR}u"
         yield (
-            f"    let {letter}{i} = subgroupMatrixLoad<subgroup_matrix_{which}"
+            f"  let {letter}{i} = subgroupMatrixLoad<subgroup_matrix_{which}"
             f"<f16, {_SIDE}, {_SIDE}>, {major}>(&tiles, {offset}, {side.stride}u);"
         )
 

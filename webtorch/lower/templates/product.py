@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from webtorch.ir import expr as ex
 from webtorch.ir.dtype import DType, int32
 from webtorch.ir.expr import Expr
-from webtorch.ir.kernel import RUN, BufferSlot, Convolution, Kernel, Matmul, epilogue_of
+from webtorch.ir.kernel import BufferSlot, Convolution, Kernel, Matmul, epilogue_of
 from webtorch.ir.limits import Limits
 from webtorch.lower.affine import affine
 from webtorch.lower.wgsl_kernel import write_points
@@ -70,8 +70,8 @@ class Product:
     # vectors.
     part: int = 0
     scratch_first: int = 0
-    # The elements of a right operand that is computed (Matmul.unpacked) in a run of k, whose number is
-    # index(K, k // RUN), and in a four of k, whose number is index(K, k // 4).
+    # The elements of a right operand that is computed (Matmul.unpacked) in the run of k that begins at k, and in
+    # the four.
     runs: tuple[Expr, ...] = ()
     fours: tuple[Expr, ...] = ()
     # The columns of the others, when a tile is chosen for all.
@@ -161,6 +161,20 @@ class ProductWriter(KernelWriter):
                 if isinstance(other, Places) and mask & ~other.variables == 0:
                     return other
         return scope
+
+    def _fast_division(self, node: Expr, args: list[str]) -> str | None:
+        """Places of packed data are found by bits: compilers do not see that they are not negative."""
+        divisor = node.args[1].value if node.args[1].op == "const" else 0
+        if (
+            not self.p.runs
+            or divisor <= 0
+            or divisor & (divisor - 1)
+            or self.bounds(node.args[0])[0] < 0
+        ):
+            return super()._fast_division(node, args)
+        if node.op in ("floordiv", "truncdiv"):
+            return f"({args[0]} >> {divisor.bit_length() - 1}u)"
+        return f"({args[0]} & {divisor - 1})"
 
     def is_wide(self, load: Expr, variable: int, width: int = 4) -> bool:
         """Whether `width` values of `variable` from a multiple of it on are one aligned vector in
@@ -389,13 +403,6 @@ def operands_of(w: ProductWriter) -> tuple[Operand, Operand]:
         deep = bool(runs) or (not wide and w.is_wide(load, K))
         out.append(Operand(load, variable, wide, along_k, deep, runs))
     return out[0], out[1]
-
-
-def place_k(w: ProductWriter, scope: Places, name: str) -> None:
-    """Say what k is in a scope, and the numbers of the run and of the four that begin there."""
-    scope.env[w.p.variable(K)] = name
-    for size in (RUN, 4) if w.p.runs else ():
-        scope.env[ex.index(K, w.p.k // size)] = f"({name} >> {size.bit_length() - 1}u)"
 
 
 def along(w: ProductWriter, operand: Operand, scope: Places) -> str:
