@@ -92,7 +92,7 @@ def test_rows_that_are_no_multiple_of_eight_run_along_k() -> None:
 
 @pytest.mark.parametrize(
     ("name", "m", "split"),
-    [("Q4_K", 20, 2), ("Q6_K", 9, 1), ("Q8_0", 40, 1), ("Q5_0", 17, 1), ("Q5_1", 4, 1)],
+    [("Q4_K", 20, 2), ("Q6_K", 9, 1), ("Q8_0", 40, 1), ("Q5_0", 17, 1), ("Q5_1", 10, 1)],
     ids=str,
 )
 def test_packed_weights_are_unpacked_on_the_way(name: str, m: int, split: int) -> None:
