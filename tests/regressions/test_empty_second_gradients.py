@@ -29,3 +29,14 @@ def test_second_gradients_of_nothing(name: str) -> None:
     (g,) = webtorch.autograd.grad((y * y).sum(), x, create_graph=True)
     (g * g).sum().backward()
     assert x.grad is not None and x.grad.shape == (0, 3)
+
+
+@pytest.mark.parametrize(("shape", "other"), [((4, 0), (4, 1)), ((0, 5), (5,)), ((4, 0), ())])
+def test_a_gradient_of_what_was_expanded_to_nothing_is_copied(
+    shape: tuple[int, ...], other: tuple[int, ...]
+) -> None:
+    c = webtorch.ones(other, requires_grad=True)
+    y = (webtorch.zeros(shape) + c) * 1.5 + 0.25
+    (g,) = webtorch.autograd.grad((y * y).sum(), c)
+    kept = g.clone()
+    assert kept.tolist() == webtorch.zeros(other).tolist() == g.tolist()

@@ -44,6 +44,7 @@ from webtorch.tensors import tape
 from webtorch.tensors.formats import channels_last, channels_last_3d
 from webtorch.tensors.formats import memory_format as MemoryFormat
 from webtorch.tensors.tensor import Tensor
+from webtorch.tensors.views import zeros_after
 from webtorch.tensors.writing import check_graph
 
 FAMILY: Family = "movement"
@@ -105,6 +106,8 @@ def sum_to(g: Tensor, shape: Shape) -> Tensor:
     dims = tuple(
         i for i, size in enumerate(g._shape) if i < lead or (shape[i - lead] == 1 and size != 1)
     )
+    if 0 in g._shape:
+        return zeros_after(g, shape)
     if dims:
         g = reduce_dims(g, "sum", dims)
     return g if g._shape == shape else reshape(g, shape)

@@ -24,7 +24,8 @@ class Split:
     which the last stand for all further ones.
 
     `added` are operands that are added to what is reduced. `linear` are groups of operands in which it is linear
-    together. `moves`: results are elements of the operands.
+    together. `moves`: results are elements of the operands. `filled`: no part may be empty, as who has it would raise
+    and leave the others waiting.
     """
 
     operands: tuple[Labels, ...]
@@ -34,6 +35,7 @@ class Split:
     added: frozenset[int] = frozenset()
     linear: tuple[frozenset[int], ...] = ()
     moves: bool = False
+    filled: bool = False
 
 
 # None: nothing is known of this call.
@@ -296,7 +298,7 @@ def of_images(rank: int) -> Rule:
         if any(len(s) != len(shapes[0]) or s[: len(lead)] != lead for s in shapes):
             return None
         labels = (*range(len(lead)), *[None] * rank)
-        return Split((labels,) * len(shapes), (labels,))
+        return Split((labels,) * len(shapes), (labels,), filled=True)
 
     return rule
 

@@ -49,7 +49,7 @@ from webtorch.tensors.tape import (
     set_history,
 )
 from webtorch.tensors.tensor import Tensor, _transfer, check_type
-from webtorch.tensors.views import as_view
+from webtorch.tensors.views import as_view, zeros_after
 
 
 @lru_cache(maxsize=65536)
@@ -607,6 +607,8 @@ def sum_to(g: Tensor, shape: tuple[int, ...]) -> Tensor:
     dims = tuple(
         [d for d, s in enumerate(g._shape) if d < lead or (shape[d - lead] == 1 and s != 1)]
     )
+    if 0 in g._shape:
+        return zeros_after(g, shape)
     out = reshape_fresh(reduce_dims(g, "sum", dims) if dims else g, shape)
     if out is not g and dims:
         # Nobody else has what it is a view of.

@@ -74,7 +74,12 @@ def _fits(kind: str, size: int, mesh: DeviceMesh, count: int) -> bool:
     if kind == "avg":
         return size % mesh.size() == 0
     # An extreme of nothing is an error.
-    return kind not in ("max", "min") or -(-size // count) * (count - 1) < size
+    return kind not in ("max", "min") or _fills(size, count)
+
+
+def _fills(size: int, count: int) -> bool:
+    """Whether each of so many parts of a dim has some of it."""
+    return -(-size // count) * (count - 1) < size
 
 
 def _candidates(
@@ -99,6 +104,8 @@ def _candidates(
     ]
     for label in dict.fromkeys(wanted):
         if label is None or label in split.whole:
+            continue
+        if split.filled and not _fills(sizes[label], mesh.size(i)):
             continue
         to = [_of_label(label, labels) for labels in split.operands]
         out: list[Placement] = []
