@@ -23,6 +23,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from tests.patience import PATIENCE
+
 # What PyTorch refuses, too: a write that would have to change how the tensor lies.
 REFUSED = ("requires redistribution and breaks", "cannot change its shape in place")
 MESHES = {2: ((2,), (2, 1), (1, 2)), 4: ((4,), (2, 2), (2, 2), (4, 1))}
@@ -756,7 +758,7 @@ def serve(folder: str, library: str, rank: int, ranks: int, seeds: list[int]) ->
 
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks,
-        timeout=datetime.timedelta(seconds=60),
+        timeout=datetime.timedelta(seconds=PATIENCE),
     )  # fmt: skip
     meshes = [init_device_mesh("cpu", shape) for shape in MESHES[ranks]]
     failed: dict[int, str] = {}

@@ -178,10 +178,11 @@ def _positions(
 
 
 def zeros_after(g: Tensor, shape: tuple[int, ...], dtype: DType | None = None) -> Tensor:
-    """Return zeros of the graph of a cotangent, where it or the result is empty: gradients of gradients go the same way
-    as in a process whose part of the tensor is not empty.
+    """Return zeros of the graph of a cotangent, which takes no part in them: gradients of gradients go the same way as
+    in a process whose part of the tensor is not empty.
     """
-    return primitive.fill(shape, 0, dtype or g.dtype, g.device) + g.sum()
+    none = g.reshape(-1).narrow(0, 0, 0)
+    return primitive.fill(shape, 0, dtype or g.dtype, g.device) + none.sum()
 
 
 def spread_over(g: Tensor, geometry: Geometry, elements: int) -> Tensor:
@@ -194,7 +195,7 @@ def spread_over(g: Tensor, geometry: Geometry, elements: int) -> Tensor:
     flat = primitive.fill((*sizes_of(levels), elements), 0, g.dtype, g.device)
     flat = logical(flat, levels) if levels else flat
     if g.numel() == 0:
-        return flat + g.sum()
+        return flat + g.sum()  # of nothing
     if overlaps(shape, strides):
         return primitive.scatter(
             flat,
