@@ -621,7 +621,6 @@ def _compiled(torch: Either, kind: str) -> list[float]:
     return _weights(torch, model)
 
 
-# What is compiled.
 def _written(torch: Either) -> list[float]:
     """Shards that are written in place, loaded, and replaced by those that are loaded."""
     model = _shard(torch, _net(torch))
@@ -732,6 +731,7 @@ def _adapted(torch: Either) -> list[float]:
     return _weights(torch, model)
 
 
+# What is compiled.
 COMPILED = ("layers", "parts", "model", "step")
 # What two processes do, and four.
 TWO: dict[str, Callable[[Any], Any]] = {

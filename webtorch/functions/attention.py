@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from webtorch.errors import DTypeError, ShapeError
-from webtorch.functions import movement
 from webtorch.functions.composite import dropout
 from webtorch.functions.contract import matmul
 from webtorch.functions.random import default_generator
@@ -30,6 +29,7 @@ from webtorch.ops.record import LOWER, composite
 from webtorch.ops.splits import of_attention
 from webtorch.tensors.attention import Parts, suits_shapes
 from webtorch.tensors.modes import mode
+from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.tape import needs_grad
 from webtorch.tensors.tensor import Tensor
 
@@ -259,7 +259,7 @@ def _attended_back(
     for x, c in zip((query, key, value), found, strict=True):
         assert c is not None
         ranked = (*(1,) * (4 - x.ndim), *x._shape)
-        cotangents.append(movement.sum_to(c, ranked).reshape(x._shape))
+        cotangents.append(sum_to(c, ranked).reshape(x._shape))
     return cotangents
 
 

@@ -34,7 +34,6 @@ from webtorch.ops.primitive import (
     as_view,
     conjugate,
     copy,
-    reduce_dims,
     seen_as,
 )
 from webtorch.ops.purity import warn_once
@@ -43,8 +42,8 @@ from webtorch.ops.splits import by_parts, same
 from webtorch.tensors import tape
 from webtorch.tensors.formats import channels_last, channels_last_3d
 from webtorch.tensors.formats import memory_format as MemoryFormat
+from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.tensor import Tensor
-from webtorch.tensors.views import zeros_after
 from webtorch.tensors.writing import check_graph
 
 FAMILY: Family = "movement"
@@ -96,21 +95,6 @@ def unique_dims(dims: Sequence[int], rank: int) -> tuple[int, ...]:
 def zero_of(dtype: DType) -> Scalar:
     """Return the Python zero that does not change a tensor of `dtype` by promotion."""
     return False if dtype.kind == "bool" else 0
-
-
-def sum_to(g: Tensor, shape: Shape) -> Tensor:
-    """Return `g` summed over the dimensions along which `shape` was expanded to it."""
-    if g._shape == shape:
-        return g
-    lead = len(g._shape) - len(shape)
-    dims = tuple(
-        i for i, size in enumerate(g._shape) if i < lead or (shape[i - lead] == 1 and size != 1)
-    )
-    if 0 in g._shape:
-        return zeros_after(g, shape)
-    if dims:
-        g = reduce_dims(g, "sum", dims)
-    return g if g._shape == shape else reshape(g, shape)
 
 
 # -- one tensor, another shape ---------------------------------------------------------------------

@@ -20,7 +20,6 @@ from webtorch.functions.movement import (
     permuted,
     ravel,
     reshape,
-    sum_to,
     unsqueeze,
     zero_of,
 )
@@ -47,6 +46,7 @@ from webtorch.ops.purity import looks
 from webtorch.ops.record import TABLE, Example, Family, composite
 from webtorch.tensors.batching import spread
 from webtorch.tensors.made_by import several_views
+from webtorch.tensors.recorders import sum_to
 from webtorch.tensors.tape import Cotangents, GradFn, gradient_edge, share_history
 from webtorch.tensors.tensor import Tensor
 from webtorch.tensors.views import zeros_after

@@ -191,11 +191,11 @@ def spread_over(g: Tensor, geometry: Geometry, elements: int) -> Tensor:
     It is the whole of its storage, so that further views may be taken by offset and strides.
     """
     shape, strides, offset = geometry
+    if g.numel() == 0:
+        return zeros_after(g, (elements,))
     levels = levels_of((g,))
     flat = primitive.fill((*sizes_of(levels), elements), 0, g.dtype, g.device)
     flat = logical(flat, levels) if levels else flat
-    if g.numel() == 0:
-        return flat + g.sum()  # of nothing
     if overlaps(shape, strides):
         return primitive.scatter(
             flat,
