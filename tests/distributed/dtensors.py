@@ -111,9 +111,10 @@ def _backward(t: Any) -> None:
     t.close(w.grad, 2 * t.w)
 
 
-@check("functions of the user's")
-def _functions(t: Any) -> None:
-    class Square(t.torch.autograd.Function):  # type: ignore[misc, name-defined]
+def square(torch: Any) -> Any:
+    """Return a function of a user's."""
+
+    class Square(torch.autograd.Function):  # type: ignore[misc, name-defined]
         @staticmethod
         def forward(ctx: Any, x: Any) -> Any:
             """Return the square."""
@@ -126,8 +127,13 @@ def _functions(t: Any) -> None:
             (x,) = ctx.saved_tensors
             return 2 * x * g
 
+    return Square.apply
+
+
+@check("functions of the user's")
+def _functions(t: Any) -> None:
     w = t.put(t.w, t.s(0)).requires_grad_()
-    out = Square.apply(w)
+    out = square(t.torch)(w)
     assert isinstance(out, t.dt.DTensor)
     out.sum().backward()
     t.close(w.grad, 2 * t.w)

@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from tests.distributed.dtensors import square
 from tests.patience import PATIENCE
 
 # What PyTorch refuses, too: a write that would have to change how the tensor lies.
@@ -698,20 +699,7 @@ def _around(p: Program) -> None:
         p.step(kind, lambda a: copy.deepcopy(a.detach()) * 2, x)
         p.step("pickle", lambda a: pickle.loads(pickle.dumps(a.detach())) * 2, x)
     elif kind == "function":
-
-        class Square(torch.autograd.Function):  # type: ignore[misc, name-defined]
-            @staticmethod
-            def forward(ctx: Any, a: Any) -> Any:
-                """Return the square."""
-                ctx.save_for_backward(a)
-                return a * a
-
-            @staticmethod
-            def backward(ctx: Any, g: Any) -> Any:
-                """Return its gradient."""
-                return 2 * ctx.saved_tensors[0] * g
-
-        p.step(kind, lambda a: Square.apply(a), x)
+        p.step(kind, square(torch), x)
 
 
 def run(torch: Any, meshes: list[Any], seed: int) -> str:
