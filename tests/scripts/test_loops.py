@@ -6,8 +6,10 @@ import os
 import re
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
+import torch
 
 import webtorch
 from tests.patience import PATIENCE
@@ -74,6 +76,31 @@ def test_calls_that_are_made_again_for_their_graph_leave_nothing_pending() -> No
     with scripts(True) as follower:
         assert tangles.differ(tangle.run(webtorch), plain, 1e-9) == ""
         assert follower().counts["followed"]
+
+
+def test_a_graph_that_is_made_late_takes_its_turn() -> None:
+    # In the backward pass of the first sum of both `hidden` and `other`: `other` was computed later.
+    def run(torch: ModuleType) -> list[str]:
+        seen: list[str] = []
+        p, q = (torch.tensor([[0.5, 1.0], [2.0, -1.0]], requires_grad=True) for _ in range(2))
+        for n in range(12):
+            hidden = (q @ q).tanh()
+            hidden.sum().item()
+            other = (p * 2).sin()
+            if n == 11:
+                p.register_post_accumulate_grad_hook(lambda _: seen.append("p"))
+                q.register_post_accumulate_grad_hook(lambda _: seen.append("q"))
+                (hidden * other).sum().backward()
+            with torch.no_grad():
+                p.sub_(0.01)
+                q.sub_(0.01)
+            del hidden, other
+        return seen
+
+    with scripts(True) as follower:
+        followed = run(webtorch)
+        assert follower().counts["followed"]
+    assert followed == run(torch) == ["p", "q"]
 
 
 @pytest.mark.one_in(6)

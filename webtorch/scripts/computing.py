@@ -22,6 +22,7 @@ from webtorch.scripts.resting import Group, group_for, let_rest, value_of
 from webtorch.scripts.run import Run
 from webtorch.scripts.script import Facts, Known, Number, Origin, Program, Step, nothing, picker
 from webtorch.tensors.storage import Storage, writes
+from webtorch.tensors.tape import mark
 from webtorch.tensors.tensor import Tensor
 
 
@@ -441,6 +442,6 @@ def _use_up(run: Run, k: int, t: Tensor, f: Facts, program: Program) -> None:
     """Let a slot have no graph any more, which shows when somebody looks."""
     if f.title:
         leaves = [run.externals[j] for j in program.used.get(k, ())]
-        wait(run.slots[k], t, (use_up, f.title, leaves, run.hooks.get(k)))
+        wait(run.slots[k], t, (use_up, f.title, leaves, mark(), run.hooks.get(k)))
     else:
         t._grad_fn, t._output_nr = None, 0

@@ -22,7 +22,7 @@ from webtorch.scripts.run import Run
 from webtorch.scripts.script import Known, picker
 from webtorch.tensors.base import TensorBase
 from webtorch.tensors.storage import Counter, Storage
-from webtorch.tensors.tape import GradFn, gradient_edge, set_history
+from webtorch.tensors.tape import GradFn, gradient_edge, mark, set_history
 from webtorch.tensors.tensor import Tensor
 
 # What completes a tensor, and what it is given.
@@ -94,7 +94,7 @@ class Waiting:
             t = references[n]()
             if t is not None:
                 leaves, hooks = self.known[n].leaves(run.externals), run.hooks.get(self.numbers[n])
-                t._late = self.give, n, t._late, leaves, hooks
+                t._late = self.give, n, t._late, leaves, mark(), hooks
         self.last = _Together(self, references)
         with _lock:
             # Those of the last run are gone, as a rule.
@@ -103,7 +103,13 @@ class Waiting:
             _together.append(self.last)
 
     def give(
-        self, t: Tensor, n: int, buffer: Buffer, leaves: Sequence[Tensor] = (), hooks: Hooks = None
+        self,
+        t: Tensor,
+        n: int,
+        buffer: Buffer,
+        leaves: Sequence[Tensor] = (),
+        at: int = 0,
+        hooks: Hooks = None,
     ) -> None:
         """Give a tensor that is all of its storage this, with its memory, and what its graph has become."""
         known = self.known[n]
@@ -111,7 +117,7 @@ class Waiting:
         storage.version = known.version
         give_value(t, storage)
         if known.title:
-            use_up(t, known.title, leaves, hooks)
+            use_up(t, known.title, leaves, at, hooks)
         else:
             t._grad_fn, t._output_nr = None, 0
 
@@ -161,15 +167,16 @@ def _complete_one_of(groups: Iterable[_Together], t: Tensor, buffer: Buffer) -> 
             return
 
 
-def use_up(t: Tensor, title: str, leaves: Iterable[Tensor], hooks: Hooks = None) -> None:
+def use_up(t: Tensor, title: str, leaves: Iterable[Tensor], at: int, hooks: Hooks = None) -> None:
     """Give a tensor a function that was used up: a backward pass that comes here on its way to the leaves raises, once
-    the tensor's hooks have been called.
+    the tensor's hooks have been called. `at`: when it was recorded, as `mark` says, which is its turn in that pass.
     """
     if history_of(t) is not PROMISED:
         # Somebody has given it another one.
         return
     t._grad_fn = None
     fn = GradFn(title, tuple([gradient_edge(leaf) for leaf in leaves]), None)
+    fn.sequence = at
     number = 0
     if hooks:
         # They are those of one output.

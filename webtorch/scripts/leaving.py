@@ -39,7 +39,7 @@ from webtorch.tensors.base import LATE
 from webtorch.tensors.modes import mode
 from webtorch.tensors.order import graph_of
 from webtorch.tensors.storage import Storage
-from webtorch.tensors.tape import AccumulateGrad, EnoughComputed, GradFn, anomaly
+from webtorch.tensors.tape import AccumulateGrad, EnoughComputed, GradFn, anomaly, mark
 from webtorch.tensors.tensor import Tensor
 
 # What a promised tensor takes over from what the usual call gives.
@@ -65,6 +65,7 @@ def make_calls(run: Run, path: list[Step]) -> None:
     mode.__dict__.clear()
     mode.overwriting, anomaly.enabled = None, False
     run.made = []
+    first = mark()
     looks = bool(run.parts)
     looking.add(looks)
     computed, promised = split(path)
@@ -91,7 +92,7 @@ def make_calls(run: Run, path: list[Step]) -> None:
                         run.count_writes(step.writes, 1)
                     elif step.kind != "computed":
                         _make(run, step, taken)
-            _take_over_graph(run)
+            _take_over_graph(run, first)
         for n, (step, taken) in enumerate(zip(promised, run.taken[len(computed) :], strict=True)):
             made_again[thread] = step.line
             try:
@@ -204,9 +205,10 @@ def _without_values(run: Run, steps: list[Step]) -> Iterator[None]:
                 g._seed, g._offset = seed, offset
 
 
-def _take_over_graph(run: Run) -> None:
+def _take_over_graph(run: Run, first: int) -> None:
     """Let the graph of calls that were computed be that of the tensors which have their values, and keep what was
-    saved for it.
+    saved for it. Its functions, recorded since the mark `first`, take their turn with those of the time when they were
+    computed.
     """
     program = run.program
     assert program is not None
@@ -222,6 +224,8 @@ def _take_over_graph(run: Run) -> None:
             storage.node, storage.donor, node.shared = node, None, True
     alive = {id(made): t for k, made in enumerate(run.made) if (t := run.slots[k]()) is not None}
     for fn in graph_of(starts):
+        if run.turn is not None and fn.sequence > first:
+            fn.sequence += run.turn - first
         if isinstance(fn, AccumulateGrad) and id(fn.variable) in alive:
             fn.variable = alive[id(fn.variable)]
             fn.variable._accumulate = weakref.ref(fn)

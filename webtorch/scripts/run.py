@@ -36,7 +36,7 @@ from webtorch.tensors.base import reference_aside
 from webtorch.tensors.host import Varying
 from webtorch.tensors.modes import mode
 from webtorch.tensors.storage import Counter, Storage
-from webtorch.tensors.tape import GradFn, Part, part_of
+from webtorch.tensors.tape import GradFn, Part, mark, part_of
 from webtorch.tensors.tensor import Tensor
 
 # Whether what need not be compared again is, to be sure: for tests.
@@ -122,6 +122,9 @@ class Prior:
 
 
 _Made = TypeVar("_Made")
+
+# Of a run; it has the numbers of so many for its graph.
+_MOST_FUNCTIONS = 1 << 20
 
 
 class _Few:
@@ -235,6 +238,8 @@ class Run:
     handed: weakref.WeakSet[Storage] = _few(weakref.WeakSet)
     computed: weakref.WeakKeyDictionary[Node, int] = _few(weakref.WeakKeyDictionary)
     used_up: weakref.WeakSet[GradFn] = _few(weakref.WeakSet)
+    # Once it stands aside: the turn of the functions of its graph in a backward pass, as `mark` says.
+    turn: int | None = None
     # What slots are, while their calls are made in the usual way after all.
     made: list[Tensor] = _few(list)
     # Once it stands aside: what counts the writes of tensors from outside, and how many there had been; and whether
@@ -527,6 +532,7 @@ class Run:
     def stand_aside(self) -> None:
         """End, with values and without a graph: it is made of the calls when somebody looks."""
         self.add_resting()
+        self.turn = mark(_MOST_FUNCTIONS)
         if self.at.kind != "computed":
             assert self.program is not None
             step = Step(self.at)

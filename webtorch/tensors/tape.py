@@ -934,9 +934,15 @@ def retain(tensor: Tensor) -> None:
         fn.retained[tensor._output_nr] = weakref.ref(tensor)
 
 
-def mark() -> int:
-    """Return a number between the sequence numbers of the functions that there are and of those to come."""
-    return next(_sequence)
+def mark(room: int = 1) -> int:
+    """Return a number between the sequence numbers of the functions that there are and of those to come. No function
+    will have one of the `room - 1` numbers after it.
+    """
+    global _sequence
+    number = next(_sequence)
+    if room > 1:
+        _sequence = itertools.count(number + room)
+    return number
 
 
 def meta_of(edge: Edge) -> Any:
