@@ -229,17 +229,9 @@ class Function:
         edges = _edges(tensors) if recorded and not seen else []
         # Tangents belong to storages: where there are any, forward sees tensors without.
         apart = bool(transforms.count and mode.forward)
-        with unrecorded():
-            inputs = [a.detach() if apart and isinstance(a, Tensor) else a for a in args]
-            back = {id(i): a for i, a in zip(inputs, args, strict=True) if isinstance(a, Tensor)}
-            paused, mode.forward_paused = mode.forward_paused, ()
-            try:
-                given = inputs if separate else (ctx, *inputs)
-                result = cls.forward(*given, **kwargs)
-                if separate:
-                    cls.setup_context(ctx, tuple(inputs), result)  # type: ignore[attr-defined]
-            finally:
-                mode.forward_paused = paused
+        # Results that are inputs are known by the ids of these, so they stay.
+        result, inputs = _forward(cls, ctx, args, kwargs, separate, apart)
+        back = {id(i): a for i, a in zip(inputs, args, strict=True) if isinstance(a, Tensor)}
         outputs = result if isinstance(result, tuple) else (result,)
         if ctx._dirty:
             _check_marked(ctx, outputs, back, recorded)
@@ -249,10 +241,7 @@ class Function:
         if separate:
             _check_returned(ctx, outputs, back)
         if seen:
-            plain = not ctx._dirty and all(
-                isinstance(o, Tensor) and id(o) not in back for o in outputs
-            )
-            if plain:
+            if not ctx._dirty and all(isinstance(o, Tensor) and id(o) not in back for o in outputs):
                 saved, fixed = ctx._to_save, ctx._not_differentiable
                 ctx._to_save = ctx._not_differentiable = ()
                 call(HISTORY, (ctx, cls, outputs, tuple(tensors), saved, fixed, recorded), {})
@@ -261,22 +250,57 @@ class Function:
             edges = _edges(tensors) if recorded else []
         if not apart:
             outputs = _stand_in(ctx, outputs, back)
-        fixed = ctx._not_differentiable
-        outputs = _as_results(outputs, back, ctx._dirty, fixed, recorded)
+        outputs = _as_results(outputs, back, ctx._dirty, ctx._not_differentiable, recorded)
         if recorded:
-            for dirty in ctx._dirty:
-                _check_dirty(back.get(id(dirty), dirty))
-            _record(cls, ctx, outputs, tensors, edges, back, ctx._to_save, fixed)
-            # The outputs hold the function and the function the context, which must not hold the outputs.
-            ctx._to_save = ctx._not_differentiable = ()
-            for o in outputs:
-                if isinstance(o, Tensor) and id(o) in back and o._requires_grad:
-                    rebase(back[id(o)], o)
-        if transforms.count and mode.forward:
+            _record_all(cls, ctx, outputs, tensors, edges, back)
+        if apart:
             _move(cls, ctx, args, outputs, back)
         # An input that was changed in place is returned as the tensor that it is.
         outputs = tuple(back.get(id(o), o) for o in outputs)
         return outputs if isinstance(result, tuple) else outputs[0]
+
+
+def _forward(
+    cls: type[Function],
+    ctx: FunctionCtx,
+    args: Args,
+    kwargs: Kwargs,
+    separate: bool,
+    apart: bool,
+) -> tuple[Any, list[Any]]:
+    """Run a function's forward. Return what it gives, and what it was given. `separate`: its context is set up
+    afterwards. `apart`: it sees tensors without tangents.
+    """
+    with unrecorded():
+        inputs = [a.detach() if apart and isinstance(a, Tensor) else a for a in args]
+        paused, mode.forward_paused = mode.forward_paused, ()
+        try:
+            given = inputs if separate else (ctx, *inputs)
+            result = cls.forward(*given, **kwargs)
+            if separate:
+                cls.setup_context(ctx, tuple(inputs), result)  # type: ignore[attr-defined]
+        finally:
+            mode.forward_paused = paused
+    return result, inputs
+
+
+def _record_all(
+    cls: type[Function],
+    ctx: FunctionCtx,
+    outputs: Sequence[Any],
+    tensors: list[Tensor],
+    edges: list[Any],
+    back: dict[int, Tensor],
+) -> None:
+    """Record a function with all that it gave: new tensors, and inputs that it changed in place."""
+    for dirty in ctx._dirty:
+        _check_dirty(back.get(id(dirty), dirty))
+    _record(cls, ctx, outputs, tensors, edges, back, ctx._to_save, ctx._not_differentiable)
+    # The outputs hold the function and the function the context, which must not hold the outputs.
+    ctx._to_save = ctx._not_differentiable = ()
+    for o in outputs:
+        if isinstance(o, Tensor) and id(o) in back and o._requires_grad:
+            rebase(back[id(o)], o)
 
 
 @functools.lru_cache(1024)
