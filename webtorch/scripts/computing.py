@@ -51,30 +51,19 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
         found, donated = _inputs(run, program, group)
         if found is None or not program.holds(run.given):
             return False
-        places: list[tuple[Any, int]] = []
-        saved: list[Node | None] = []
         # Few programs have any: a list of nothing is a frame as well.
+        places: list[tuple[Any, int]] = []
         if program.draws:
             if not _are_as_left(run, program):
                 return False
             places = [(g, g._offset) for g, *_ in program.draws]
-        for origin in program.saved:
-            saved.append(None if origin[0] == "output" else _at(run, origin)[1])
-            if saved[-1] is None and origin[0] != "output":
-                return False
+        saved = _saved_before(run, program) if program.saved else []
+        if saved is None:
+            return False
         counted = finished = False
         held: list[Any] | None = None
         promised = run.slots, run.externals
-        if (
-            soon
-            and rest is not None
-            and not holders
-            and last.kind == "step"
-            and program.apart
-            and program.all_late
-            and run.program is None
-            and not run.is_kept
-        ):
+        if soon and rest is not None and not holders and _may_end_first(run, last, program):
 
             def ready(buffers: Sequence[Any]) -> None:
                 """Give all that was promised, and end the run."""
@@ -150,6 +139,26 @@ def compute(run: Run, last: Step, program: Program, finish: Callable[[], None], 
         run.forget_moves()
     finish()
     return True
+
+
+def _saved_before(run: Run, program: Program) -> list[Node | None] | None:
+    """Return the values that the open graph of a program has saved, None for those that it is yet to compute; None
+    where one is not there.
+    """
+    saved = [None if o[0] == "output" else _at(run, o)[1] for o in program.saved]
+    missing = any(n is None and o[0] != "output" for n, o in zip(saved, program.saved, strict=True))
+    return None if missing else saved
+
+
+def _may_end_first(run: Run, last: Step, program: Program) -> bool:
+    """Whether all that a run promised can be given before its kernels run: nobody needs a value, or the run."""
+    return (
+        last.kind == "step"
+        and program.apart
+        and program.all_late
+        and run.program is None
+        and not run.is_kept
+    )
 
 
 def _holders(
