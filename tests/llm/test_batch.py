@@ -199,7 +199,7 @@ def test_log_probabilities_are_those_of_the_model(tmp_path: Path) -> None:
 def small(device: str, noise: float = 0.0) -> Model:
     """Return a random model of one layer with a window; noise: how much its weights differ from others'."""
     config = Config(
-        "llama", 96, 32, 64, 1, 4, 2, 8, 64, rope=Rope(dim=8), sliding_window=5, sliding=(True,)
+        "llama", 96, 32, 64, 1, 4, 2, 8, 64, sliding_window=5, sliding=(True,)
     )  # fmt: skip
     model, draw = Model(config).eval(), webtorch.Generator().manual_seed(1)
     with webtorch.no_grad():

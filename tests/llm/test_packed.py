@@ -21,7 +21,6 @@ from webtorch.llm import (
     Batch,
     Config,
     ModelError,
-    Rope,
     Sampling,
     load_model,
     quantize_,
@@ -79,7 +78,7 @@ def test_models_are_packed_here_as_by_others(name: str, tmp_path: Path) -> None:
 
 
 def test_mixes_choose_as_llama_cpp() -> None:
-    config = Config("llama", 96, 256, 512, 16, 4, 2, 64, 64, rope=Rope(dim=64))
+    config = Config("llama", 96, 256, 512, 16, 4, 2, 64, 64)
 
     def kinds(name: str, config: Config, part: str, width: int = 256) -> str:
         """Return the first letters and numbers of what the layers get."""

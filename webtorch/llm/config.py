@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from webtorch.errors import WebtorchError
@@ -29,7 +29,7 @@ class Rope:
     """
 
     theta: float = 10000.0
-    dim: int = 0  # channels that are turned; the others stay
+    dim: int = -1  # channels of a head that are turned; the others stay; -1: all are turned
     kind: str = "default"
     factor: float = 1.0
     original: int = 0  # context before it was stretched
@@ -167,6 +167,10 @@ class Config:
                 raise ModelError(
                     f"{self.architecture}: {name} is not of {self.num_hidden_layers} layers"
                 )
+        for name in ("rope", "local_rope"):
+            rope = getattr(self, name)
+            if rope is not None and rope.dim == -1:
+                object.__setattr__(self, name, replace(rope, dim=self.head_dim))
         if self.head_dim % 2 or not 0 < self.rope.dim <= self.head_dim or self.rope.dim % 2:
             raise ModelError(
                 f"{self.architecture}: {self.rope.dim} of {self.head_dim} channels would turn"
