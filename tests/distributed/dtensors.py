@@ -595,6 +595,19 @@ def _functional(t: Any) -> None:
     t.close(x.grad[:n], torch.full((n, 4), 3.0))
 
 
+@check("processes that are not in a mesh")
+def _outside(t: Any) -> None:
+    mesh = t.dt.DeviceMesh("cpu", [t.ranks - 1])
+    inside = t.rank == t.ranks - 1
+    for x in (
+        t.dt.DTensor.from_local(t.torch.ones(3, 4), mesh, [t.s(0)]),
+        t.dt.zeros(3, 4, device_mesh=mesh, placements=[t.s(0)]),
+        t.dt.distribute_tensor(t.torch.ones(3, 4), mesh, [t.s(1)]),
+    ):
+        assert x.shape == (3, 4) and x.stride() == (4, 1)
+        assert x.to_local().shape == ((3, 4) if inside else (0,)), x.to_local().shape
+
+
 @check("counted collectives")
 def _counted(t: Any) -> None:
     from torch.distributed.tensor.debug import CommDebugMode

@@ -19,6 +19,8 @@ def install() -> None:
     distributed: Any = importlib.import_module("torch.distributed")
     distributed.Backend.register_backend = lambda *_, **__: None
     distributed.Backend.default_device_backend_map = {"cpu": "gloo"}
+    # Tests are on the CPU, whatever is there beside it.
+    importlib.import_module("torch.accelerator").__dict__["current_accelerator"] = lambda *_: None
     importlib.import_module("torch.distributed.fsdp").__dict__["CPUOffload"] = lambda **_: None
 
 
