@@ -24,6 +24,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {}
 OURS = (
     "random", "dropout", "compiled", "scaler", "torch.save", "foreach", "written elements", "modules", "optimizers",
     "values", "written views", "dropout of a transposed tensor", "gradients of gradients of sums",
+    "functions of torch.func are refused",
 )  # fmt: skip
 
 
@@ -36,6 +37,15 @@ def check(name: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]
         return function
 
     return note
+
+
+def refused(call: Callable[[], Any], kind: type[Exception]) -> str:
+    """Return the message of the error of a kind that a call raises."""
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    raise AssertionError("not refused")
 
 
 class Program:
@@ -525,11 +535,153 @@ def _meshes(t: Any) -> None:
         (mesh.get_group, RuntimeError),
         (lambda: mesh["tp", "dp"], KeyError),
     ):
-        try:
-            call()
-        except kind:
-            continue
-        raise AssertionError("not refused")
+        refused(call, kind)
+
+
+@check("local_map")
+def _local_map(t: Any) -> None:
+    from torch.distributed.tensor.experimental import implicit_replication, local_map
+
+    torch, rows, columns, whole = t.torch, [t.s(0)], [t.s(1)], [t.r]
+    w, x = t.put(t.w, *rows).requires_grad_(), t.put(t.x, *columns).requires_grad_()
+    product = local_map(torch.mm, [t.p], (columns, rows))
+    t.close(product(x, w), t.x @ t.w)
+    (product(x, w) * 2).redistribute(placements=whole).sum().backward()
+    t.close(w.grad, 2 * t.x.sum(0)[:, None].expand(6, 4))
+    t.close(x.grad, 2 * t.w.sum(1).expand(8, 6))
+
+    @local_map(out_placements=(rows, None), in_placements=(rows, None), redistribute_inputs=True)
+    def scaled(part: Any, by: int) -> Any:
+        """Return several results of a part."""
+        return part * by, by
+
+    result, by = scaled(t.put(t.x, *columns), 3)
+    assert by == 3 and result.placements == (t.s(0),)
+    t.close(result, t.x * 3)
+    assert torch.equal(scaled(t.x, 3)[0], t.x * 3)
+    for call, kind in (
+        (lambda: product(w, x), ValueError),
+        (lambda: product(x), AssertionError),
+        (lambda: local_map(torch.mm, ([t.p], None))(x, w), AssertionError),
+    ):
+        refused(call, kind)
+    with implicit_replication():
+        t.close(x + torch.ones(8, 6), t.x + 1)
+
+
+@check("functional collectives")
+def _functional(t: Any) -> None:
+    from torch.distributed import _functional_collectives as sends
+
+    torch, mesh, n = t.torch, t.mesh, t.ranks
+    x = (t.w + t.rank).requires_grad_()
+    every = [t.w + r for r in range(n)]
+    t.close(sends.all_reduce(x, "sum", mesh).wait(), sum(every))
+    t.close(sends.all_reduce(x, "max", (mesh, 0)) * 2, 2 * every[-1])
+    t.close(sends.broadcast(x, 1, torch.distributed.group.WORLD), every[1])
+    t.close(sends.all_gather_single(x, 1, mesh), torch.cat(every, 1))
+    wide = torch.cat([x] * n, 1)
+    t.close(sends.reduce_scatter_single(wide, "avg", 1, mesh), sum(every) / n)
+    rows = torch.cat([x] * n)
+    t.close(sends.wait_tensor(sends.all_to_all_single(rows, None, None, mesh)), torch.cat(every))
+    (sends.all_gather_single(x, 1, mesh) ** 2).sum().backward()
+    t.close(x.grad, n * 2 * x)
+    x.grad = None
+    (sends.reduce_scatter_single_autograd(x.repeat(n, 1), "sum", 0, mesh) * 3).sum().backward()
+    t.close(x.grad, torch.full((6, 4), 3.0 * n))
+    x.grad = None
+    sizes = [1] * n
+    (sends.all_to_all_single_autograd(x[:n], sizes, sizes, mesh) * 3).sum().backward()
+    t.close(x.grad[:n], torch.full((n, 4), 3.0))
+
+
+@check("processes that are not in a mesh")
+def _outside(t: Any) -> None:
+    mesh = t.dt.DeviceMesh("cpu", [t.ranks - 1])
+    inside = t.rank == t.ranks - 1
+    for x in (
+        t.dt.DTensor.from_local(t.torch.ones(3, 4), mesh, [t.s(0)]),
+        t.dt.zeros(3, 4, device_mesh=mesh, placements=[t.s(0)]),
+        t.dt.distribute_tensor(t.torch.ones(3, 4), mesh, [t.s(1)]),
+    ):
+        assert x.shape == (3, 4) and x.stride() == (4, 1)
+        assert x.to_local().shape == ((3, 4) if inside else (0,)), x.to_local().shape
+
+
+@check("counted collectives")
+def _counted(t: Any) -> None:
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    names, ops = t.torch.ops.c10d_functional, t.torch.ops.c10d
+    w, mode = t.put(t.w, t.s(0)), CommDebugMode()
+    with mode:
+        w.redistribute(placements=[t.r])
+        t.dt.DTensor.from_local(t.w, t.mesh, [t.p]).full_tensor()
+        t.torch.distributed.all_reduce(t.torch.ones(2))
+    counts = mode.get_comm_counts()
+    assert counts[names.all_gather_into_tensor] == counts[names.all_reduce] == 1, counts
+    assert counts[ops.allreduce_] == 1 and mode.get_total_counts() == 3, counts
+    with mode:
+        w * 2
+    assert mode.get_total_counts() == 0
+
+
+@check("operators of torch.ops")
+def _operators(t: Any) -> None:
+    aten, w, torch = t.torch.ops.aten, t.put(t.w, t.s(0)), t.torch
+    t.close(aten.gelu(w), torch.nn.functional.gelu(t.w))
+    t.close(aten.linalg_vector_norm(w, 2), t.w.norm())
+    t.close(aten.cat([w, w], 1), torch.cat([t.w, t.w], 1))
+    t.close(aten.where(w > 0, w, w * 2), torch.where(t.w > 0, t.w, t.w * 2))
+
+
+@check("functions of torch.func are refused")
+def _refused(t: Any) -> None:
+    torch, w = t.torch, t.put(t.w, t.s(0))
+    for call in (
+        lambda: torch.vmap(lambda x: x * 2)(w),
+        lambda: torch.func.grad(lambda x: (x * x).sum())(w),
+        lambda: torch.func.jvp(torch.sin, (w,), (w,)),
+        lambda: torch.func.jacrev(torch.sin)(w),
+    ):
+        assert "DTensor" in refused(call, NotImplementedError)
+
+
+@check("modules whose activations are computed again")
+def _activations(t: Any) -> None:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+        CheckpointImpl,
+        apply_activation_checkpointing,
+        checkpoint_wrapper,
+    )
+
+    torch, calls = t.torch, []
+    nn = torch.nn
+    plain = nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Linear(6, 4), nn.Tanh()))
+    again = copy.deepcopy(plain)
+    apply_activation_checkpointing(again, check_fn=lambda m: isinstance(m, nn.Linear))
+    again[0].register_forward_pre_hook(lambda *_: calls.append(1))
+    again[0]._checkpoint_wrapped_module.register_forward_pre_hook(lambda *_: calls.append(2))
+    assert list(again.state_dict()) == list(plain.state_dict())
+    assert [n for n, _ in again[0].named_parameters()] == ["weight", "bias"]
+    again.load_state_dict(plain.state_dict())
+    for model in (plain, again):
+        model(t.x).sum().backward()
+    assert calls == [1, 2, 2], calls
+    for p, q in zip(plain.parameters(), again.parameters(), strict=True):
+        t.close(q.grad, p.grad)
+    assert again[0].in_features == 6
+
+    class Named(nn.Module):  # type: ignore[misc, name-defined]
+        """A module that is given its input by name."""
+
+        def forward(self, *, x: Any) -> Any:
+            """Return the square."""
+            return x * x
+
+    x = t.x.clone().requires_grad_()
+    checkpoint_wrapper(Named(), CheckpointImpl.REENTRANT)(x=x).sum().backward()
+    t.close(x.grad, 2 * t.x)
 
 
 def main(folder: str, library: str, rank: str, ranks: str) -> None:

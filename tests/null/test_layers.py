@@ -28,7 +28,7 @@ ORDER = (
     "aten",
     "masked utils",
     "optim distributions func quantization",
-    "distributed.fsdp",
+    "distributed.fsdp distributed.tensor.experimental distributed.algorithms._checkpoint",
     "capture _higher_order_ops",
     "compiler io onnx pytorch",
     "distributed.checkpoint",
@@ -43,6 +43,7 @@ LEVELS = {room: level for level, rooms in enumerate(ORDER) for room in rooms.spl
 # (importing file, imported module) -> why the import waits until it is needed. They point down like all others.
 LATE = {
     ("as_torch.names.operators", "as_torch.names.torchvision_operators"): "start-up: few programs use torchvision",
+    ("as_torch.names.operators", "distributed.counting"): "start-up: few programs count collectives",
     ("cli.serve_llm", "llm.server"): "optional package: starlette",
     ("data.loader", "data.processes"): "start-up, and a page has no processes",
     ("debug", "runtime.backends.cpu.memory"): "optional package: NumPy",

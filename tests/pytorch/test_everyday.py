@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 
 from tests import long
@@ -228,6 +229,10 @@ def test_seeds_states_and_generators(webgpu: str) -> None:
     state = torch.webgpu.get_rng_state_all()
     a = torch.rand(4, device=webgpu)
     torch.webgpu.set_rng_state_all(state)
+    same(torch.rand(4, device=webgpu), a.cpu())
+    with FakeTensorMode():
+        torch.webgpu.set_rng_state(state[0])
+        assert type(torch.webgpu.get_rng_state()) is torch.Tensor
     same(torch.rand(4, device=webgpu), a.cpu())
     assert torch.webgpu.seed() == torch.webgpu.initial_seed()
     with torch.random.fork_rng(devices=[0], device_type=webgpu):

@@ -28,6 +28,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from tests.conformance.pool import Worker, work_off
+from tests.upstream import processes
 from tests.upstream.report import CACHE, causes
 from tests.upstream.worker import executed, names, prepare
 
@@ -37,23 +38,26 @@ FILES = (
     OF_THE_WHEEL, "test_multi_threaded_pg", "test_functional_api", "test_c10d_object_collectives", "test_device_mesh",
     "algorithms/ddp_comm_hooks/test_ddp_hooks", "algorithms/test_join", "optim/test_zero_redundancy_optimizer",
     "optim/test_apply_optimizer_in_backward",
-    *(f"_tensor/test_{name}" for name in (
-        "api", "attention", "common_rules", "convolution_ops", "dtensor", "embedding_ops", "experimental_ops", "init",
-        "math_ops", "matrix_ops", "op_strategy", "optimizers", "pointwise_ops", "random_ops", "redistribute",
-        "tensor_ops", "utils", "view_ops",
+    *(f"tensor/test_{name}" for name in (
+        "api", "attention", "common_rules", "convolution_ops", "dtensor", "embedding_ops", "experimental_ops",
+        "init", "math_ops", "matrix_ops", "op_strategy", "optimizers", "placement_types",
+        "pointwise_ops", "random_ops", "redistribute", "tensor_ops", "utils", "view_ops",
     )),
+    *(f"tensor/experimental/test_{name}" for name in ("local_map", "register_sharding", "tp_transform")),
     *(f"tensor/parallel/test_{name}" for name in (
         "parallelize_api", "tp_examples", "tp_random_state", "tp_style",
     )),
     *(f"_composable/fsdp/test_fully_shard_{name}" for name in (
-        "autograd", "clip_grad_norm_", "comm", "extensions", "frozen", "init", "logging", "memory", "mixed_precision",
-        "overlap", "state", "state_dict", "training",
+        "autograd", "clip_grad_norm_", "comm", "dtensor", "extensions", "frozen", "grad_scaler", "ignore_params",
+        "init", "logging", "memory", "mixed_precision", "overlap", "state", "state_dict", "training",
     )),
     *(f"fsdp/test_fsdp_{name}" for name in (
         "clip_grad_norm", "core", "flatten_params", "grad_acc", "misc", "state_dict", "use_orig_params",
     )),
     *(f"checkpoint/test_{name}" for name in (
-        "checkpoint", "dtensor_checkpoint", "dtensor_resharding", "file_system_checkpoint", "state_dict",
+        "checkpoint", "dedup_tensors", "dtensor_checkpoint", "dtensor_resharding", "file_system_checkpoint",
+        "file_system_checkpoint_cpu", "format_utils", "hsdp_checkpoint", "nested_dict", "planner", "save_load_api",
+        "state_dict", "state_dict_utils", "tp_checkpoint", "traverse", "utils",
     )),
 )  # fmt: skip
 SECONDS = 60
@@ -61,7 +65,8 @@ SETTINGS = {
     "BACKEND": "gloo", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "INIT_METHOD": "env://", "MASTER_ADDR": "127.0.0.1",
     "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(SECONDS),
 }  # fmt: skip
-WAYS = ("pytorch", "device")
+WAYS = ("pytorch", "device", "torch")
+CARDS = 4
 
 # What a file says of cards and of their groups, and what is meant on the device.
 MEANT = (
@@ -96,17 +101,26 @@ def _module(way: str, name: str, path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     text = path.read_text()
-    for said, meant in MEANT if way == "device" else ():
+    for said, meant in (
+        MEANT if way == "device" else ((r"DEVICE_COUNT = 1\b", f"DEVICE_COUNT = {CARDS}"),)
+    ):
         text = re.sub(said, meant, text)
     code = compile(text, path, "exec")
+    borrowed = sys.modules.get("tests.upstream.borrowed")
+    if borrowed is not None:
+        borrowed.reading = True
     while not executed(lambda: exec(code, vars(module))):
         pass
+    if borrowed is not None:
+        borrowed.reading = False
     vars(module).pop("load_tests", None)
     return module
 
 
 def _read(way: str, folder: Path, file: str) -> ModuleType:
     """Return a file of tests as a module."""
+    if way == "torch":
+        processes.install()
     import torch
     import torch.testing._internal as wheel
     import torch.testing._internal.common_cuda as cards
@@ -116,19 +130,28 @@ def _read(way: str, folder: Path, file: str) -> ModuleType:
     wants: Any = common
     home = Path(wheel.__file__).parent
     if way == "device":
-        wants.TEST_CUDA = cards.TEST_CUDA = True
-        torch.cuda.device_count = lambda: 8
-        utils.TEST_CUDA = True
+        utils.TEST_CUDA = wants.TEST_CUDA = cards.TEST_CUDA = True
+        for counted in (torch.cuda, torch.accelerator, torch.xpu, torch.webgpu):
+            counted.device_count = lambda: CARDS
         # By the name of another kind: PyTorch asks CUDA's own functions for more.
         wants.TEST_XPU = True
-        torch.xpu.device_count = lambda: 8
         torch.xpu.is_available = lambda: False
-        torch.webgpu.device_count = lambda: 8
         wants.DistTestCases.backend_feature["webgpu"] = {"gloo"}
         wants.requires_nccl = lambda: lambda test: test
         wants.requires_nccl_version = lambda *_: lambda test: test
+    elif file != OF_THE_WHEEL:
+        # As many processes on the CPU as there would be cards.
+        wants.skip_if_lt_x_gpu = lambda *_, **__: lambda test: test
+        torch.cpu.device_count = torch.accelerator.device_count = lambda: CARDS
+    if way == "torch":
+        processes.of_processes(common)
+    else:
+        torch.distributed.Backend.backend_capability["threaded"].append("webgpu")
+    if file != OF_THE_WHEEL:
         _module(way, f"{wheel.__name__}.common_fsdp", home / "common_fsdp.py")
     wants.MultiProcessTestCase._spawn_processes = _spawn
+    # Processes of tests that share theirs.
+    torch.multiprocessing.set_start_method("fork", force=True)
     path = (home / "distributed" if file == OF_THE_WHEEL else folder) / f"{file}.py"
     sys.path[0:1] = [str(path.parent)]
     module = _module(way, path.stem, path)
@@ -193,6 +216,8 @@ def work() -> None:
     os.dup2(2, 1)
     del sys.argv[1:]
     os.environ.update(SETTINGS)
+    if way == "torch":
+        processes.load()
     prepare(way)
     if way == "device":
         importlib.import_module("webtorch.pytorch.library")
@@ -250,9 +275,8 @@ def main() -> None:
     parser.add_argument("--only", default="", help="beginnings of file names, separated by commas")
     parser.add_argument("--tests", default="", help="parts of names of tests, separated by commas")
     parser.add_argument("--every", type=int, default=1, help="a sample: every so many tests")
-    parser.add_argument(
-        "--again", action="store_true", help="run what does not pass on the device again"
-    )
+    parser.add_argument("--ways", default="device", help="device, torch, or both with a comma")
+    parser.add_argument("--again", action="store_true", help="run what does not pass again")
     options = parser.parse_args()
     folder, wanted = options.folder.resolve(), options.tests.split(",")
     results: dict[str, Result] = {}
@@ -270,21 +294,27 @@ def main() -> None:
         cards = [
             test
             for test, result in known.items()
-            if result["outcome"] == "skipped" and re.search("(?i)cuda|gpu|nccl", result["message"])
+            if file == OF_THE_WHEEL
+            and result["outcome"] == "skipped"
+            and re.search("(?i)cuda|gpu|nccl", result["message"])
         ]
-        kept = CACHE / "groups" / "device" / f"{file}.json"
-        if options.again and kept.exists():
-            old = json.loads(kept.read_text())
-            kept.write_text(
-                json.dumps(
-                    {t: r for t, r in old.items() if r["outcome"] == "passed" or t not in tests}
-                )
-            )
-        for what, chosen in (("of the CPU's", passing), ("of cards'", cards)):
-            found = ask("device", folder, file, chosen)
-            results[f"{file} {what}"] = {"device": found}
-            count = Counter(result["outcome"] for result in found.values())
-            print(f"{file} {what}: {count['passed']} of {len(chosen)} {dict(count)}", flush=True)
+        for way in options.ways.split(","):
+            kept = CACHE / "groups" / way / f"{file}.json"
+            if options.again and kept.exists():
+                old = json.loads(kept.read_text()).items()
+                again = {t: r for t, r in old if r["outcome"] == "passed" or t not in tests}
+                kept.write_text(json.dumps(again))
+            # Under the name `torch` a process is one rank, and does not play several.
+            chosen = [t for t in passing if way != "torch" or "LocalTensor" not in t]
+            for what, those in (("of the CPU's", chosen), ("of cards'", cards)):
+                found = ask(way, folder, file, those)
+                results[f"{file} {what}"] = {"device": found}
+                count = Counter(result["outcome"] for result in found.values())
+                if those:
+                    print(
+                        f"{way}: {file} {what}: {count['passed']} of {len(those)} {dict(count)}",
+                        flush=True,
+                    )
     for cause, where in causes(results, "device"):
         print(f"{len(where):4} {cause}\n       {' '.join(where[:4])}")
 

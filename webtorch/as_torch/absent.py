@@ -36,18 +36,13 @@ ABSENT: dict[str, tuple[str, str]] = {
     ),
     "torch.distributed.tensor.experimental": (
         _PROCESSES,
-        "context_parallel implicit_replication local_map",
+        "context_parallel register_sharding",
     ),
     "torch.distributed._tensor.experimental": (
         _PROCESSES,
-        "context_parallel implicit_replication local_map",
+        "context_parallel register_sharding",
     ),
     "torch.distributed._composable": (_PROCESSES, ""),
-    "torch.distributed._functional_collectives": (
-        _PROCESSES,
-        "all_gather_tensor all_reduce all_to_all_single all_to_all_single_autograd broadcast reduce_scatter_tensor "
-        "wait_tensor",
-    ),
     "torch.distributed.autograd": (
         _PROCESSES,
         "DistAutogradContext backward context get_gradients",

@@ -177,6 +177,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.distributed.autograd": ("webtorch.as_torch.names.rpc",),
     "torch.distributed.rpc": ("webtorch.as_torch.names.rpc",),
     "torch.distributed._tensor": ("webtorch.distributed.tensor",),
+    "torch.distributed._tensor.experimental": ("webtorch.distributed.tensor.experimental",),
+    "torch.distributed.tensor.experimental": ("webtorch.distributed.tensor.experimental",),
     "torch.distributed._tensor.placement_types": ("webtorch.distributed.tensor.placement_types",),
     "torch.distributed.tensor._api": (
         "webtorch.distributed.tensor",

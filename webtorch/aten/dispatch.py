@@ -29,7 +29,7 @@ from webtorch.tensors import above
 from webtorch.tensors.base import wraps
 from webtorch.tensors.engine import grad
 from webtorch.tensors.modes import enable_grad, mode, unrecorded
-from webtorch.tensors.override import dispatches, flat
+from webtorch.tensors.override import asking_entries, dispatches, flat, override
 from webtorch.tensors.tape import (
     Cotangents,
     GradFn,
@@ -129,7 +129,11 @@ class OpOverload:
             raise NotImplementedError(
                 f"torch.ops.aten.{name}: webtorch has no public function of this name"
             )
-        return function(*args, **kwargs)
+        if not override.tensors.count:
+            return function(*args, **kwargs)
+        # What it is made of may be no public function: classes of tensors are asked all the same.
+        with asking_entries():
+            return function(*args, **kwargs)
 
 
 def _library(name: str) -> Function | None:

@@ -40,6 +40,7 @@ from webtorch.distributed.collectives import (
     scatter,
     send,
 )
+from webtorch.distributed.device_mesh import DeviceMesh
 from webtorch.distributed.engine import engine as _engine
 from webtorch.distributed.group import ProcessGroup, Work
 from webtorch.distributed.objects import (
@@ -63,6 +64,7 @@ from webtorch.distributed.world import (
     get_global_rank,
     get_group_rank,
     get_node_local_rank,
+    get_pg_count,
     get_process_group_ranks,
     get_rank,
     get_world_size,
@@ -81,6 +83,7 @@ from webtorch.distributed.world import (
     new_subgroups_by_enumeration,
     supports_complex,
 )
+from webtorch.distributed.world import default_group as _get_default_group
 
 
 def __getattr__(name: str) -> Any:

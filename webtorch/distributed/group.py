@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from webtorch.dispatch.call import refuse_scripts, settle_scripts
 from webtorch.distributed.calls import Call, Lane, Like
+from webtorch.distributed.counting import told
 from webtorch.distributed.engine import Foreign, engine
 from webtorch.distributed.reduction import ReduceOp
 from webtorch.distributed.shared import Recipe, recipe_for
@@ -385,6 +386,8 @@ class ProcessGroup:
         """Begin a collective, which `issue` gives to Gloo. `root`: whose tensor
         all get, where they do.
         """
+        if told.listeners:
+            told.tell(name)
         found = list({id(x): x for x in (*given, *written)}.values())
         keys = {id(x): key for key, x in enumerate(found)}
         title = self.title(name, found)

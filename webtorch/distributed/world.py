@@ -211,6 +211,11 @@ def get_world_size(group: Group = None) -> int:
     return group.size() if isinstance(group, ProcessGroup) else -1
 
 
+def get_pg_count() -> int:
+    """Return how many groups were made, also without this process."""
+    return _world.count
+
+
 def get_node_local_rank(fallback_rank: int | None = None) -> int:
     """Return this process's number on its machine (LOCAL_RANK)."""
     if "LOCAL_RANK" in os.environ:

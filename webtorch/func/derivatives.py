@@ -16,6 +16,7 @@ from webtorch.func.vmap import vmap
 from webtorch.ops.primitive import fill
 from webtorch.ops.record import TABLE
 from webtorch.tensors import engine
+from webtorch.tensors.base import refuse_wrapped
 from webtorch.tensors.forward import Level, dual, tangent_of
 from webtorch.tensors.modes import enable_grad, mode, transforms
 from webtorch.tensors.storage import Storage
@@ -158,6 +159,7 @@ class Running:
 
 def cut(x: Tensor) -> Tensor:
     """Return x without its history; tangents stay."""
+    refuse_wrapped("torch.func", x)
     out = Tensor._from_storage(
         x._storage, x._shape, x._strides, x._offset, x._whole, x.dtype, x._levels
     )

@@ -41,6 +41,15 @@ def wraps(x: TensorBase) -> bool:
     return "_shown_device" in x.__dict__
 
 
+def refuse_wrapped(name: str, x: TensorBase) -> None:
+    """Raise NotImplementedError where a tensor wraps others: what maps a function sees memory that this one lacks."""
+    if wraps(x):
+        raise NotImplementedError(
+            f"{name}: there is no rule for a {type(x).__name__}, which wraps other tensors; give the function plain "
+            "tensors, as the parts of a DTensor (`to_local()`) are"
+        )
+
+
 _identities = count(1)
 
 

@@ -22,6 +22,7 @@ from webtorch.ir.view import Shape, contiguous_strides, is_contiguous, numel
 from webtorch.ops import primitive
 from webtorch.ops.record import TABLE
 from webtorch.tensors.above import ask, give
+from webtorch.tensors.base import refuse_wrapped
 from webtorch.tensors.formats import contiguous_format
 from webtorch.tensors.modes import mode, transforms, unrecorded
 from webtorch.tensors.override import flat
@@ -131,6 +132,7 @@ def logical(x: Tensor, levels: Levels) -> Tensor:
 
 def batch(x: Tensor, dim: int, number: int) -> Tensor:
     """Return a view of x that hides a dimension as level `number`. Differentiable."""
+    refuse_wrapped("vmap", x)
     size = x._shape[dim]
     order = (x._shape[:dim] + x._shape[dim + 1 :], x._strides[:dim] + x._strides[dim + 1 :])
     levels = tuple(sorted([*x._levels, (number, size, x._strides[dim])]))

@@ -20,6 +20,7 @@ from typing import Any
 from webtorch.ir.view import contiguous_strides, numel, overlaps
 from webtorch.ops import primitive
 from webtorch.tensors.above import give
+from webtorch.tensors.base import refuse_wrapped
 from webtorch.tensors.batching import batch, levels_of, logical, physical, sizes_of
 from webtorch.tensors.engine import run_backward
 from webtorch.tensors.modes import enable_grad, mode, transforms
@@ -301,6 +302,7 @@ def write_twins(storage: Any) -> list[Any]:
 def dual(primal: Tensor, tangent: Tensor, level: Level) -> Tensor:
     """Return a view of `primal` with a tangent at `level`: what is written to it is written to `primal`."""
     for name, x in (("primal", primal), ("tangent", tangent)):
+        refuse_wrapped("forward mode", x)
         if not (x.is_floating_point() or x.is_complex()):
             raise ValueError(f"Expected {name} to be floating point or complex, but got: {x.dtype}")
     number = mode.forward.index(level)

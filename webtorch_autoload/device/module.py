@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from webtorch_autoload.device import hide
 
@@ -386,7 +387,9 @@ def get_rng_state(device: _Device = None) -> Any:
     """Return the state of the device's random numbers, as 16 bytes in a CPU tensor."""
     _check("get_rng_state", device)
     state = importlib.import_module(_ENGINE).generator().get_state()
-    return torch.tensor(state.tolist(), dtype=torch.uint8, device="cpu")
+    # Modes that are on are not handed what holds numbers, as none of the CPU's state is.
+    with _disable_current_modes():
+        return torch.tensor(state.tolist(), dtype=torch.uint8, device="cpu")
 
 
 @hide
@@ -398,7 +401,9 @@ def set_rng_state(new_state: object, device: _Device = None) -> None:
         raise TypeError(
             f"torch.webgpu.set_rng_state: RNG state must be a torch.ByteTensor, as get_rng_state() returns, got {kind}"
         )
-    importlib.import_module(_ENGINE).set_random_state(new_state.tolist())
+    with _disable_current_modes():
+        contents = new_state.tolist()
+    importlib.import_module(_ENGINE).set_random_state(contents)
 
 
 def get_rng_state_all() -> list[Any]:

@@ -32,6 +32,12 @@ class _Namespace:
         found = _OPERATORS.get(f"{self._name}::{name}")
         if found is None and self._name == "profiler" and name in _RANGES:
             return _RANGES[name]
+        if found is None and self._name.endswith(("c10d", "c10d_functional")):
+            from webtorch.distributed.counting import NAMES, Collective
+
+            space = self._name.removeprefix("_")
+            if name in NAMES[space].values():
+                return Collective(space, name)
         if found is None and self._name == "aten":
             return getattr(aten, name)
         if found is None:

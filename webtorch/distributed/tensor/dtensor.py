@@ -24,6 +24,7 @@ from webtorch.distributed.tensor.placement_types import Placement, Replicate, Sh
 from webtorch.distributed.tensor.redistribute import gradient_of_part, move, seen_gradient
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
+from webtorch.ir.view import contiguous_strides
 from webtorch.tensors.engine import backward
 from webtorch.tensors.modes import mode
 from webtorch.tensors.tensor import Tensor
@@ -47,6 +48,9 @@ def apply_functions(function: Callable[[Any, Args, Kwargs], Any]) -> None:
 
 def strides_like(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of the whole in the order in which the part's dims lie."""
+    if local.dim() != len(shape):
+        # A process that is not in the mesh has none of it.
+        return contiguous_strides(shape)
     order = sorted(range(len(shape)), key=lambda d: (-local._strides[d], d))
     found, step = [0] * len(shape), 1
     for d in reversed(order):
@@ -147,8 +151,6 @@ class DTensor(Tensor):
                 f"Found shape:{shape}, stride:{stride}.",
                 "Please pass both shape and stride at the same time.",
             )
-        if not mesh._is_current_rank_part_of_mesh():
-            local_tensor = local_tensor.new_empty(0)
         if shape is None:
             sizes = list(local_tensor.shape)
             for i, p in enumerate(lies):
@@ -160,6 +162,8 @@ class DTensor(Tensor):
                     sizes[p.dim] *= mesh.size(i)
             shape = sizes
             stride = strides_like(local_tensor, sizes)
+        if not mesh._is_current_rank_part_of_mesh():
+            local_tensor = local_tensor.new_empty(0)
         if run_check:
             for i, p in enumerate(lies):
                 if isinstance(p, Replicate):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from webtorch.distributed import collectives
+from webtorch.distributed.counting import told
 from webtorch.distributed.device_mesh import DeviceMesh
 from webtorch.distributed.reduction import ReduceOp
 from webtorch.distributed.tensor._dtensor_spec import (
@@ -174,6 +175,22 @@ def redistribute_local(
     at = mesh.get_coordinate()
     if src == dst or at is None:
         return x
+    before, told.moving = told.moving, True
+    try:
+        return _moved(x, mesh, shape, src, dst, at)
+    finally:
+        told.moving = before
+
+
+def _moved(
+    x: Tensor,
+    mesh: DeviceMesh,
+    shape: Sequence[int],
+    src: Placements,
+    dst: Placements,
+    at: Sequence[int],
+) -> Tensor:
+    """Send what must be sent. `at`: this process's place in the mesh."""
     now = list(src)
 
     def go(i: int, to: Placement) -> Tensor:
