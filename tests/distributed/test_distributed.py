@@ -215,6 +215,35 @@ def test_who_does_not_come_to_the_first_collective_is_named() -> None:
     assert "No word from rank 1: it has ended, hangs" in str(found.value)
 
 
+def test_a_first_collective_comes_while_others_wait_in_the_store() -> None:
+    """As where one rank makes another group meanwhile: who waits in a TCPStore has its connection for itself."""
+    c10d, long = engine().c10d, timedelta(seconds=PATIENCE)
+    first = c10d.TCPStore("127.0.0.1", 0, 2, True, long, wait_for_workers=False)
+    stores = [first, c10d.TCPStore("127.0.0.1", first.port, 2, False, long)]
+
+    def make(rank: int) -> ProcessGroup:
+        return ProcessGroup(stores[rank], range(2), rank, "store", long)
+
+    with ThreadPoolExecutor(2) as threads:
+        groups = list(threads.map(make, range(2)))
+        waits = [threads.submit(store.get, "later") for store in stores]
+        time.sleep(0.1)
+        given = [torch.ones(3), torch.ones(3)]
+        works = [
+            dist.all_reduce(x, group=g, async_op=True) for x, g in zip(given, groups, strict=True)
+        ]
+        for work in works:
+            assert work is not None
+            work.wait(long)
+        assert [x.tolist() for x in given] == [[2, 2, 2]] * 2
+        assert not any(wait.done() for wait in waits)
+        first.clone().set("later", "")
+        for wait in waits:
+            wait.result()
+    for group in groups:
+        group.close()
+
+
 def test_a_program_ends_without_threads_of_the_connection_for_tensors(tmp_path: Path) -> None:
     program = f"""
 import atexit, os, pathlib

@@ -69,6 +69,16 @@ def _connected(store: Foreign, rank: int, size: int, timeout: Foreign, ways: int
     return made
 
 
+def _own(store: Foreign) -> Foreign:
+    """Return a store with a connection of its own: who waits for a key keeps a store's connection for itself, and
+    ranks of which one connects here while another makes a group would wait for each other.
+    """
+    try:
+        return store.clone()
+    except RuntimeError:  # A user's class without `clone`.
+        return store
+
+
 def _host_memory(size: int) -> Foreign:
     torch = engine().torch
     return in_huge_pages(torch.empty((size,), dtype=torch.uint8, device="cpu"))
@@ -92,7 +102,7 @@ class Lane:
         """`ranks`: of the group's processes among all; `backend`: of the device that reads shared memory."""
         self.name, self.ranks, self.rank, self.size = name, ranks, rank, len(ranks)
         if store is not None:
-            store = engine().c10d.PrefixStore("webgpu", store)
+            store = engine().c10d.PrefixStore("webgpu", _own(store))
         self._store, self._timeout, self._backend = store, timeout, backend
         self.memory = HostMemory(_host_memory)
         self.collectives, self.sums, self.results = (
