@@ -260,8 +260,16 @@ def save(model: Model, path: FilePath, base: str = "") -> None:
     state = {
         f"{_PREFIX}{n}.lora_{c}.weight": t for n, a, b in rows for c, t in (("A", a), ("B", b))
     }
-    # Projections whose rank is another one than most have.
-    ranks = {n.rpartition(".")[2]: a.shape[0] for n, a, _ in rows if a.shape[0] != rank}
+    # Projections whose rank is another one, by their last name where it is the same in all layers.
+    each: dict[str, set[int]] = {}
+    for n, a, _ in rows:
+        each.setdefault(n.rpartition(".")[2], set()).add(a.shape[0])
+    shared = {last for last, found in each.items() if len(found) == 1}
+    ranks = {
+        last if (last := n.rpartition(".")[2]) in shared else n: a.shape[0]
+        for n, a, _ in rows
+        if a.shape[0] != rank
+    }
     said = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
         "r": rank, "lora_alpha": alpha, "lora_dropout": first.dropout, "bias": "none", "fan_in_fan_out": False,
