@@ -138,7 +138,9 @@ def test_a_tokenizer_json_within_a_gguf_file_that_is_damaged_is_refused() -> Non
     told = gguf_tokens(Tokenizer.from_json(json.loads(theirs.to_str())))
     name = "tokenizer.huggingface.json"
     for text in ("", "{}", "[]", str(told[name])[:-9], "[" * 100_000):
-        with pytest.raises(TokenizerError, match=f"{name}: no tokenizer.json"):
+        with pytest.raises(
+            TokenizerError, match=f"{name}: (it is no JSON|the entry|an entry|RecursionError)"
+        ):
             tokenizer_from_gguf(told | {name: text})
     count = len(theirs.get_vocab())
     theirs.add_tokens(["<more>"])

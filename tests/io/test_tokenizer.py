@@ -75,7 +75,7 @@ def test_the_pairs_that_stand_together_most_often_are_joined_first() -> None:
         ({"pre_tokenizer": {"type": "Whitespace"}}, "cutting by Whitespace"),
         ({"normalizer": {"type": "Lowercase"}}, "normalizer Lowercase"),
         ({"pre_tokenizer": None}, "the tokens are not of bytes"),
-        ({"pre_tokenizer": {}}, "not a tokenizer.json"),
+        ({"pre_tokenizer": {}}, "the entry 'type' is missing"),
     ],
 )
 def test_files_of_other_kinds_are_refused_in_words(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +127,37 @@ def test_wrong_adapters_are_refused_in_words(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="belongs to another model"):
         lora.load(other, tmp_path / "peft")
     said = json.loads((tmp_path / "peft" / "adapter_config.json").read_text(encoding="utf-8"))
-    (tmp_path / "peft" / "adapter_config.json").write_text(
-        json.dumps(said | {"use_dora": True}), encoding="utf-8"
+    # Of DoRA the weights are scaled, PiSSA changes those of the base, aLoRA is added to some tokens.
+    for name, value in {
+        "use_dora": True, "init_lora_weights": "pissa", "alora_invocation_tokens": [5], "lora_alpha": "x",
+    }.items():  # fmt: skip
+        (tmp_path / "peft" / "adapter_config.json").write_text(
+            json.dumps(said | {name: value}), encoding="utf-8"
+        )
+        with pytest.raises(ModelError, match=f"adapter_config.json: {name} is"):
+            lora.load(model, tmp_path / "peft")
+
+
+def test_layers_of_other_ranks_are_told_as_peft_reads_them(tmp_path: Path) -> None:
+    model = lora.attach(
+        load_model(folder("llama", tmp_path / "model"), "cpu"), 2, targets=["q", "down"]
     )
-    with pytest.raises(ModelError, match="DoRA"):
-        lora.load(model, tmp_path / "peft")
+    for path, adapter in lora.adapters(model).items():
+        if path.endswith("q") or path == "layers.1.mlp.down":
+            a, b = adapter.a.detach(), adapter.b.detach()
+            adapter.a, adapter.b = (
+                webtorch.nn.Parameter(webtorch.cat([t] * 2, d)) for t, d in ((a, 0), (b, 1))
+            )
+    lora.save(model, tmp_path / "peft")
+    said = json.loads((tmp_path / "peft" / "adapter_config.json").read_text(encoding="utf-8"))
+    for key, a in webtorch.load(tmp_path / "peft" / "adapter_model.safetensors").items():
+        if key.endswith("lora_A.weight"):
+            name = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            # `get_pattern_key` of PEFT.
+            ranks = [
+                r for k, r in said["rank_pattern"].items() if re.match(rf"(.*\.)?({k})$", name)
+            ]
+            assert [a.shape[0]] == (ranks or [said["r"]]), name
 
 
 def test_a_model_takes_one_adapter_after_the_other(trained: Path, tmp_path: Path) -> None:

@@ -114,8 +114,19 @@ def test_two_clients_at_once_each_have_their_own_answer(address: str, model: Lan
 
 
 def test_a_client_that_goes_away_leaves_its_place_to_others(
-    client: openai.OpenAI, model: LanguageModel
+    client: openai.OpenAI, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    step = model.batch._round
+
+    def waiting() -> None:
+        """Make no more than some tokens of an answer until it is known that nobody reads it."""
+        end = time.monotonic() + PATIENCE
+        for run in [t.run for t in model.batch.texts if t.run is not None]:
+            while run.made > 9 and not run.ended and time.monotonic() < end:
+                time.sleep(0.005)
+        step()
+
+    monkeypatch.setattr(model.batch, "_round", waiting)
     for _ in range(3):
         stream = client.chat.completions.create(
             model="stdlib", messages=SAID, stream=True, temperature=2
@@ -345,6 +356,18 @@ def test_what_is_refused_is_said(address: str, client: openai.OpenAI) -> None:
     assert (
         httpx.get(f"{address}/models", headers={**key, "Host": "evil.example"}).status_code == 400
     )
+    tool = {"type": "function", "function": {"name": "f"}}
+    for path, more in (
+        ("chat/completions", {"tools": [tool], "tool_choice": {"function": 5}}), ("chat/completions", {"tools": {}}),
+        ("completions", {"prompt": [[1.5]]}), ("embeddings", {"input": [["x"]]}),
+    ):  # fmt: skip
+        answer = httpx.post(
+            f"{address}/{path}", json={"messages": SAID, "max_tokens": 1} | more, headers=key
+        )
+        assert answer.status_code == 400 and answer.json()["error"]["type"], path
+    for told, status in (("bearer secret", 200), ("secret", 401), ("Basic secret", 401)):
+        answer = httpx.get(f"{address}/models", headers={"Authorization": told})
+        assert answer.status_code == status
     for body in ("[", "[]", "[" * 9999):
         answer = httpx.post(post, content=body, headers={**key, "Content-Type": "application/json"})
         assert answer.status_code == 400, body[:9]

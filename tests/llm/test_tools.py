@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
-from webtorch.llm.tools import FORMS, Reader, form_of
+from webtorch.llm.tools import FORMS, Call, Reader, form_of
 
 ONE = '{"name": "f", "arguments": {"a": 1}}'
 OTHER = '{"name": "g", "parameters": {}}'
@@ -33,6 +34,13 @@ def test_calls_of_each_form(step: int) -> None:
     assert read(f"<|tool_call|>[{ONE}]", "<|tool_call|>", step) == ("", calls[:1])
     assert read(f"<|python_tag|>{ONE}", "<|python_tag|>", step) == ("", calls[:1])
     assert read(f" {OTHER}", "<|python_tag|>", step) == ("", calls[1:])
+    assert read(f"{ONE}; {OTHER}", "<|python_tag|>", step) == ("", calls)
+    assert read(f"{ONE} so", "<|python_tag|>", step) == (f"{ONE} so", [])
+    assert read(f"<tool_call>{ONE}</tool_call>\nDone.", "<tool_call>", step) == ("Done.", calls[:1])
+    assert read('<tool_call>{"name": "g", "arguments": null}', "<tool_call>", step) == (
+        "",
+        calls[1:],
+    )
     for text in ("1 < 2 <tool", "<tool_call>{", '<tool_call>{"x": 1}</tool_call>', "{}", ""):
         assert read(text, "<tool_call>", step) == (text, []), text
     assert read("{1: 2}", "parameters", step) == ("{1: 2}", [])
@@ -41,6 +49,10 @@ def test_calls_of_each_form(step: int) -> None:
 
 def test_a_template_without_tools_has_no_form() -> None:
     assert form_of("{{ messages }}") is None and form_of(None) is None
+    # What gpt-oss writes is refused, not lost.
+    assert form_of("{% if tools %}{% endif %}<|channel|>final") is None
+    # Templates of Mistral take no other ids.
+    assert re.fullmatch("[0-9a-z]{9}", Call("f", "{}").id)
     schema = {"$defs": {"x": {"type": "integer"}}, "properties": {"a": {"$ref": "#/$defs/x"}}}
     for form in FORMS:
         text = form.grammar([{"function": {"name": "f", "parameters": schema}}]).text

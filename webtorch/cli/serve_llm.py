@@ -40,7 +40,8 @@ def main(options: argparse.Namespace, console: Console) -> int:
         highlight=False,
     )
     config = uvicorn.Config(
-        served, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=2
+        served, host=options.host, port=options.port, log_level="warning", timeout_graceful_shutdown=2,
+        lifespan="off",
     )  # fmt: skip
     with contextlib.suppress(KeyboardInterrupt):
         Served(model, config).run()

@@ -5,15 +5,51 @@ The text between them is normalised, and cut by the tokenizer itself.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 # Names of the rules in tokenizer.json, and forms of Unicode.
 RULES = ("lstrip", "rstrip", "single_word", "normalized")
 FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 _WORD = re.compile(r"\w")
+# More would be no tokens but a damaged number.
+_MOST_TOKENS = 1 << 24
+
+
+class TokenizerError(ValueError):
+    """A tokenizer file is damaged, or of a kind that is not read here."""
+
+
+@contextlib.contextmanager
+def reading(place: str) -> Iterator[None]:
+    """Let errors of what reads a tokenizer.json say which file is damaged."""
+    try:
+        yield
+    except TokenizerError as error:
+        raise TokenizerError(f"{place}: {error}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"{place}: it is no JSON: {error}") from None
+    except KeyError as error:
+        raise TokenizerError(f"{place}: the entry {error} is missing") from None
+    except (ValueError, TypeError, AttributeError, IndexError, StopIteration) as error:
+        raise TokenizerError(f"{place}: an entry is none of a tokenizer.json: {error}") from None
+    except (RecursionError, OverflowError) as error:
+        raise TokenizerError(f"{place}: {type(error).__name__}: {error}") from None
+
+
+def numbered(entries: Iterable[tuple[object, object]]) -> dict[str, int]:
+    """Return tokens and their numbers. Raises TokenizerError for others than texts and numbers from 0 on."""
+    out: dict[str, int] = {}
+    for text, number in entries:
+        fine = type(number) is int and 0 <= number < _MOST_TOKENS
+        if not fine or not isinstance(text, str):
+            raise TokenizerError(f"the token {text!r:.80} has the number {number!r:.80}")
+        out[text] = int(number)
+    return out
 
 
 class Added:
@@ -104,7 +140,7 @@ def told(data: Mapping[str, Any]) -> dict[str, Any]:
     added = data.get("added_tokens") or ()
     rules = {t["content"]: frozenset(r for r in RULES if t.get(r)) for t in added}
     return {
-        "special": {t["content"]: t["id"] for t in added},
+        "special": numbered((t["content"], t["id"]) for t in added),
         "kept": [t["content"] for t in added if not t.get("special", True)],
         "rules": {t: r for t, r in rules.items() if r},
     }

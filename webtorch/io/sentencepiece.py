@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from webtorch.io.added import FORMS, Added, facts, in_form, told
+from webtorch.io.added import FORMS, Added, TokenizerError, facts, in_form, numbered, reading, told
 from webtorch.io.safetensors import FilePath
-from webtorch.io.tokenizer import TokenizerError, around, putting, steps
+from webtorch.io.tokenizer import around, putting, steps
 
 _SPACE = "\u2581"
 _WORD = re.compile(f"{_SPACE}[^{_SPACE}]*|[^{_SPACE}]+")
@@ -219,12 +219,8 @@ class SentencePiece:
     @classmethod
     def from_file(cls, path: FilePath) -> SentencePiece:
         """Read a tokenizer.json. Raises TokenizerError where it is damaged, or of another kind."""
-        try:
+        with reading(str(path)):
             return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise TokenizerError(
-                f"{path}: not a tokenizer.json of SentencePiece ({type(error).__name__}: {error})"
-            ) from None
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> SentencePiece:
@@ -243,7 +239,7 @@ class SentencePiece:
             )  # fmt: skip
         if model.get("type", "BPE") != "BPE":
             raise TokenizerError(f"the model is {model['type']}; BPE and Unigram are read")
-        vocab = model["vocab"]
+        vocab = numbered(model["vocab"].items())
         tokens = [""] * (max(vocab.values(), default=-1) + 1)
         for text, number in vocab.items():
             tokens[number] = text

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from webtorch.io.added import FORMS, Added, facts, in_form, told
+from webtorch.io.added import FORMS, Added, TokenizerError, facts, in_form, numbered, reading, told
 from webtorch.io.safetensors import FilePath
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -26,10 +26,6 @@ DIGITS = r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\
 # Pieces that are looked up again and again are kept, up to this many.
 _KEPT = 1 << 16
 Pair = tuple[str, str]
-
-
-class TokenizerError(ValueError):
-    """A tokenizer file is damaged, or of a kind that is not read here."""
 
 
 def _letters() -> list[str]:
@@ -269,21 +265,8 @@ class Tokenizer:
     @classmethod
     def from_file(cls, path: FilePath) -> Tokenizer:
         """Read a tokenizer.json. Raises TokenizerError where it is damaged, or not byte-level BPE."""
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls.from_json(data)
-        except (
-            json.JSONDecodeError,
-            UnicodeDecodeError,
-            KeyError,
-            TypeError,
-            AttributeError,
-        ) as error:
-            raise TokenizerError(
-                f"{path}: not a tokenizer.json ({type(error).__name__}: {error})"
-            ) from None
-        except TokenizerError as error:
-            raise TokenizerError(f"{path}: {error}") from None
+        with reading(str(path)):
+            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Tokenizer:
@@ -301,7 +284,7 @@ class Tokenizer:
         merges = [tuple(m) if isinstance(m, list) else tuple(m.split(" ")) for m in model["merges"]]
         before, after = around(data.get("post_processor"))
         return cls(
-            model["vocab"], merges, pattern=pattern, before=before, after=after, form=form,
+            numbered(model["vocab"].items()), merges, pattern=pattern, before=before, after=after, form=form,
             whole_first=bool(model.get("ignore_merges")), prefix_space=prefix, **told(data),
         )  # fmt: skip
 

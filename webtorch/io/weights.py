@@ -66,7 +66,8 @@ def shards(path: FilePath) -> dict[str, list[str] | None]:
     files: dict[str, list[str] | None] = {}
     for key, name in weights.items():
         # A file of the index stands beside it: a name with a path could read anything.
-        if not isinstance(name, str) or os.path.basename(name) != name or not name:
+        plain = isinstance(name, str) and os.path.basename(name) == name and "\0" not in name
+        if not plain or not name:
             raise SafetensorError(
                 f"{place}: {key!r} is in {name!r}, which is no name of a file beside it"
             )

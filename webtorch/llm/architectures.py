@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from typing import Any
 
-from webtorch.llm.config import Config, ModelError, Rope, given, yarn_scale
+from webtorch.llm.config import Config, ModelError, Rope, checked, given, yarn_scale
 from webtorch.llm.packings import METHODS
 
 # A field of Config: its names in config.json, and in GGUF.
@@ -233,6 +233,28 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
+# Entries of config.json besides FIELDS, by what they are, and numbers of one of rotary places.
+_ENTRIES: dict[str, tuple[str, ...]] = {
+    "dict": ("text_config", "rope_parameters", "rope_scaling", "quantization_config"),
+    "list": ("layer_types", "no_rope_layers", "mlp_only_layers"),
+    "int": ("max_window_layers", "decoder_sparse_step", "no_rope_layer_interval", "sliding_window_pattern"),
+    "float": (
+        "rope_theta", "rope_local_base_freq", "partial_rotary_factor", "original_max_position_embeddings",
+    ),
+    "str": ("hidden_act", "hidden_activation"),
+    "bool": ("tie_word_embeddings", "use_sliding_window", "attention_bias", "mlp_bias", "qkv_bias"),
+}  # fmt: skip
+_ROPE = (
+    "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "beta_fast",
+    "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "partial_rotary_factor",
+)  # fmt: skip
+_GGUF_ROPE = {
+    "int": ("rope.dimension_count",),
+    "float": (
+        "rope.freq_base", "rope.freq_base_swa", "rope.scaling.factor", "rope.scaling.original_context_length",
+        "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow",
+    ),
+}  # fmt: skip
 # What config.json calls activations.
 _ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
@@ -261,12 +283,12 @@ def _default(data: dict[str, Any], found: Architecture) -> None:
         data.pop("sliding", None)
 
 
-def _made(data: dict[str, Any], file: str) -> Config:
+def _made(data: dict[str, Any]) -> Config:
     missing = [
         n for n in FIELDS if n not in data and n in Config.__dataclass_fields__ and _is_wanted(n)
     ]
     if missing:
-        raise ModelError(f"{file}: the file does not say {', '.join(missing)}")
+        raise ModelError(f"the file does not say {', '.join(missing)}")
     return Config(**data)
 
 
@@ -275,11 +297,16 @@ def _is_wanted(name: str) -> bool:
     return entry.default is MISSING
 
 
-def _layers(out: Mapping[str, Any], file: str) -> int:
+def _field(name: str, value: object) -> object:
+    """Return what a file says of a field of Config, if it is of its type."""
+    return checked(name, value, str(Config.__dataclass_fields__[name].type).partition(" ")[0])
+
+
+def _layers(out: Mapping[str, Any]) -> int:
     """Return how many layers there are. Refuses what would take long to count before it is found to be damaged."""
-    count = out.get("num_hidden_layers") or 0
-    if not isinstance(count, int) or count > _MOST_LAYERS:
-        raise ModelError(f"{file}: num_hidden_layers is {count!r}; at most {_MOST_LAYERS} are read")
+    count: int = out.get("num_hidden_layers") or 0
+    if count > _MOST_LAYERS:
+        raise ModelError(f"num_hidden_layers is {count}; at most {_MOST_LAYERS} are read")
     return count
 
 
@@ -290,19 +317,19 @@ def _pattern(found: Architecture, layers: int) -> tuple[bool, ...]:
 # ---- config.json ----------------------------------------------------------------------------------
 
 
-def config_from_json(data: Mapping[str, Any], file: str = "config.json") -> Config:
+def config_from_json(data: Mapping[str, Any]) -> Config:
     """Return the Config that a config.json of Hugging Face's describes.
 
     Raises ModelError for an architecture that is not known here, and for sizes that are missing or wrong.
     """
     # A model that also sees images has that of its text in an entry.
-    data = {**data, **data.get("text_config", {})}
+    _check_entries(data, _ENTRIES)
+    data = {**data, **(data.get("text_config") or {})}
+    _check_entries(data, _ENTRIES)
     kind = data.get("model_type")
     found = _BY_TYPE.get(str(kind))
     if found is None:
-        raise ModelError(
-            f"{file}: the architecture {kind!r} is not known; {', '.join(_BY_TYPE)} are"
-        )
+        raise ModelError(f"the architecture {kind!r} is not known; {', '.join(_BY_TYPE)} are")
     rest = dict(DEFAULTS[str(kind)])
     if given(data, "rope_parameters", "rope_scaling") is not None:
         rest.pop("rope_parameters", None)
@@ -310,16 +337,16 @@ def config_from_json(data: Mapping[str, Any], file: str = "config.json") -> Conf
     packed = (data.get("quantization_config") or {}).get("quant_method", "mxfp4")
     if packed not in ("mxfp4", *METHODS):
         raise ModelError(
-            f"{file}: weights are packed by {packed!r}, which are not read here; take a GGUF file"
+            f"weights are packed by {packed!r}, which are not read here; take a GGUF file"
         )
     out: dict[str, Any] = {"architecture": found.name, **found.options}
     for name, (keys, _) in FIELDS.items():
         value = given(data, *keys)
         if value is not None and name not in found.ignored:
-            out[name] = value
+            out[name] = _field(name, value)
     if found.name not in ("gpt_oss",):
         out.pop("expert_limit", None)
-    layers = _layers(out, file)
+    layers = _layers(out)
     out["tie_word_embeddings"] = given(
         data, "tie_word_embeddings", default=found.options.get("tie_word_embeddings", False)
     )
@@ -330,11 +357,12 @@ def config_from_json(data: Mapping[str, Any], file: str = "config.json") -> Conf
     if data.get("qkv_bias") is not None:
         out["qkv_bias"] = bool(data["qkv_bias"])
     if data.get("use_bidirectional_attention"):
-        raise ModelError(f"{file}: attention that sees what follows is not read here")
+        raise ModelError("attention that sees what follows is not read here")
     if found.name != "gpt_oss":
-        out["activation"] = _activation(data, found, file)
+        out["activation"] = _activation(data, found)
     if data.get("query_pre_attn_scalar"):
-        out["attention_scale"] = data["query_pre_attn_scalar"] ** -0.5
+        width = checked("query_pre_attn_scalar", data["query_pre_attn_scalar"], "float", True)
+        out["attention_scale"] = width**-0.5
     if out.get("num_experts"):
         every, plain = data.get("decoder_sparse_step") or 1, data.get("mlp_only_layers") or ()
         dense = tuple(i in plain or (i + 1) % every != 0 for i in range(layers))
@@ -347,19 +375,25 @@ def config_from_json(data: Mapping[str, Any], file: str = "config.json") -> Conf
     out["sliding"] = _sliding(data, found, out.get("rotary"), layers)
     _default(out, found)
     out["rope"], out["local_rope"] = _ropes(data, out, found)
-    return _made(out, file)
+    return _made(out)
 
 
-def _activation(data: Mapping[str, Any], found: Architecture, file: str) -> str:
+def _check_entries(data: Mapping[str, object], kinds: Mapping[str, Sequence[str]]) -> None:
+    """Refuse entries that are of other kinds than these."""
+    for kind, names in kinds.items():
+        for name in names:
+            if data.get(name) is not None:
+                checked(name, data[name], kind)
+
+
+def _activation(data: Mapping[str, Any], found: Architecture) -> str:
     """Return the activation. Gemma's files say it twice, and the older word does not count."""
     gemma = "activation" in found.options
     said = data.get("hidden_activation" if gemma else "hidden_act")
     if said is None:
         return str(found.options.get("activation", "silu"))
     if said not in _ACTIVATIONS:
-        raise ModelError(
-            f"{file}: the activation {said!r} is not known; {', '.join(_ACTIVATIONS)} are"
-        )
+        raise ModelError(f"the activation {said!r} is not known; {', '.join(_ACTIVATIONS)} are")
     return _ACTIVATIONS[said]
 
 
@@ -370,6 +404,9 @@ def _sliding(
         return ()
     kinds = data.get("layer_types")
     if kinds is not None:
+        other = [k for k in kinds if k not in ("full_attention", "sliding_attention")]
+        if other:
+            raise ModelError(f"layer_types has {other[0]!r:.80}, which is not read here")
         return tuple(k == "sliding_attention" for k in kinds)
     if data.get("use_sliding_window"):
         if rotary is not None:
@@ -388,7 +425,8 @@ def _ropes(
 ) -> tuple[Rope, Rope | None]:
     """Return the rotary places of a config.json: of all layers, and of those with a window if they differ."""
     entries = given(data, "rope_parameters", "rope_scaling", default={})
-    whole = entries.get("full_attention", entries)
+    _check_entries(entries, {"dict": ("full_attention", "sliding_attention")})
+    whole = entries.get("full_attention") or entries
     rope = _rope(whole, data, out, found)
     local = entries.get("sliding_attention")
     if local is None and data.get("rope_local_base_freq"):
@@ -399,6 +437,10 @@ def _ropes(
 def _rope(
     entry: Mapping[str, Any], data: Mapping[str, Any], out: Mapping[str, Any], found: Architecture
 ) -> Rope:
+    for name in _ROPE:
+        if entry.get(name) is not None:
+            checked(name, entry[name], "float", positive=True)
+    _check_entries(entry, {"list": ("short_factor", "long_factor")})
     kind = given(entry, "rope_type", "type", default="default")
     if kind == "su" or (kind == "yarn" and found.name == "phi3"):
         kind = "longrope"
@@ -445,7 +487,6 @@ def config_from_gguf(
     metadata: Mapping[str, Any],
     shapes: Mapping[str, Sequence[int]],
     factors: Mapping[str, Sequence[float]],
-    file: str = "the file",
 ) -> Config:
     """Return the Config that the metadata of a GGUF file describes.
 
@@ -455,9 +496,7 @@ def config_from_gguf(
     kind = metadata.get("general.architecture")
     found = _BY_GGUF.get(str(kind))
     if found is None:
-        raise ModelError(
-            f"{file}: the architecture {kind!r} is not known; {', '.join(_BY_GGUF)} are"
-        )
+        raise ModelError(f"the architecture {kind!r} is not known; {', '.join(_BY_GGUF)} are")
     data = {
         k.removeprefix(f"{found.gguf}."): v
         for k, v in metadata.items()
@@ -466,16 +505,16 @@ def config_from_gguf(
     out: dict[str, Any] = {"architecture": found.name, **found.options}
     for name, (_, key) in FIELDS.items():
         if data.get(key) is not None:
-            out[name] = _one(data[key], name, file)
+            out[name] = _one(data[key], name)
     embed = shapes.get("token_embd.weight")
     if embed is None or len(embed) != 2:
-        raise ModelError(f"{file}: there is no matrix token_embd.weight")
+        raise ModelError("there is no matrix token_embd.weight")
     out["vocab_size"] = embed[0]
     out["tie_word_embeddings"] = "output.weight" not in shapes
     out["qkv_bias"] = "blk.0.attn_q.bias" in shapes or "blk.0.attn_qkv.bias" in shapes
     out["output_bias"] = "blk.0.attn_output.bias" in shapes
     out["mlp_bias"] = "blk.0.ffn_down.bias" in shapes
-    layers = _layers(out, file)
+    layers = _layers(out)
     if out.get("num_experts"):
         dense = tuple(f"blk.{i}.ffn_gate_inp.weight" not in shapes for i in range(layers))
         out |= {"dense": dense} if any(dense) else {}
@@ -499,16 +538,16 @@ def config_from_gguf(
     ) and "attention_scale" not in out:
         out["attention_scale"] = (out["hidden_size"] / out["num_attention_heads"]) ** -0.5
     out["rope"], out["local_rope"] = _gguf_ropes(data, out, factors, found)
-    return _made(out, file)
+    return _made(out)
 
 
-def _one(value: object, name: str, file: str) -> object:
+def _one(value: object, name: str) -> object:
     """Return a number that may stand once for each layer."""
     if not isinstance(value, list):
-        return value
+        return _field(name, value)
     if len(set(value)) != 1:
-        raise ModelError(f"{file}: layers differ in {name}, which is not read here")
-    return value[0]
+        raise ModelError(f"layers differ in {name}, which is not read here")
+    return _field(name, value[0])
 
 
 def _gguf_ropes(
@@ -517,6 +556,7 @@ def _gguf_ropes(
     factors: Mapping[str, Sequence[float]],
     found: Architecture,
 ) -> tuple[Rope, Rope | None]:
+    _check_entries(data, _GGUF_ROPE)
     kind = given(data, "rope.scaling.type", default="default")
     kind = "default" if kind == "none" else kind
     short = tuple(

@@ -42,6 +42,11 @@ class Rope:
     short: tuple[float, ...] = ()
     long: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Refuse divisors that are none."""
+        for value in (*self.short, *self.long):
+            checked("a factor of rotary places", value, "float", positive=True)
+
     def frequencies(self, context: int) -> tuple[list[float], float]:
         """Return the angle from one place to the next for each pair, and what sine and cosine are times.
 
@@ -157,6 +162,10 @@ class Config:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 31:
                 raise ModelError(f"{self.architecture}: {name} is {value!r}, a size is wanted")
+        for name in self.__dataclass_fields__:
+            value = getattr(self, name)
+            if isinstance(value, (int, float)) and value < 0:
+                raise ModelError(f"{self.architecture}: {name} is {value!r}, which is below 0")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelError(
                 f"{self.architecture}: {self.num_attention_heads} heads of queries do not share "
@@ -179,6 +188,17 @@ class Config:
             raise ModelError(
                 f"{self.architecture}: {self.num_experts_per_tok} of {self.num_experts} experts"
             )
+        if self.head_dim > _MOST_CHANNELS:
+            raise ModelError(
+                f"{self.architecture}: head_dim is {self.head_dim}; at most {_MOST_CHANNELS} are read"
+            )
+        for rope in (self.rope, self.local_rope or self.rope):
+            try:
+                rope.frequencies(self.max_position_embeddings)
+            except (ArithmeticError, ValueError) as error:
+                raise ModelError(
+                    f"{self.architecture}: {rope} are no rotary places: {error}"
+                ) from None
 
     def window(self, layer: int) -> int | None:
         """Return how many places a layer sees, or None for all."""
@@ -189,10 +209,30 @@ class Config:
         return 0 if self.dense and self.dense[layer] else self.num_experts
 
 
+# More would be no model but a damaged number.
+_MOST_CHANNELS = 1 << 16
 _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings",
 )  # fmt: skip
+
+
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"), "float": ((int, float), "a number"), "bool": ((bool,), "true or false"),
+    "str": ((str,), "a text"), "list": ((list,), "a list"), "dict": ((dict,), "an object"),
+}  # fmt: skip
+
+
+def checked(name: str, value: object, kind: str, positive: bool = False) -> Any:
+    """Return an entry of a file that is of a kind of _KINDS; numbers are finite. Raises ModelError for others."""
+    types, words = _KINDS[kind]
+    fine = isinstance(value, types) and (kind == "bool" or not isinstance(value, bool))
+    if isinstance(value, (int, float)):
+        fine = fine and abs(value) < 1e300 and (value > 0 or not positive)
+    if not fine:
+        more = " above 0" if positive else ""
+        raise ModelError(f"{name} is {value!r:.80}; {words}{more} is wanted")
+    return value
 
 
 def given(data: Mapping[str, Any], *names: str, default: object = None) -> Any:

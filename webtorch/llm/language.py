@@ -17,9 +17,9 @@ from webtorch.io.safetensors import FilePath
 from webtorch.ir.dtype import DType
 from webtorch.llm import lora
 from webtorch.llm.batch import Batch, ContextFullError, Likely, Run, check
-from webtorch.llm.config import ModelError
+from webtorch.llm.config import ModelError, checked
 from webtorch.llm.grammar import Grammar, Grammars
-from webtorch.llm.loading import load_model, open_weights, read_config, read_json
+from webtorch.llm.loading import load_model, open_weights, read_config, read_json, reading
 from webtorch.llm.memory import Needs, needs
 from webtorch.llm.model import Model
 from webtorch.llm.sampling import Sampling
@@ -339,16 +339,23 @@ def _folder(folder: Path) -> dict[str, Any]:
         found = read_json(file).get("eos_token_id") if file.exists() else None
         ends += found if isinstance(found, list) else [found]
     names = {
-        n: v["content"] if isinstance(v, dict) else v
+        n: v.get("content") if isinstance(v, dict) else v
         for n in ("bos_token", "eos_token", "pad_token", "unk_token")
         if (v := data.get(n)) is not None
     }
     template = data.get("chat_template")
     if isinstance(template, list):
-        template = next((t["template"] for t in template if t.get("name") == "default"), None)
+        named = [t for t in template if isinstance(t, dict) and t.get("name") == "default"]
+        template = named[0].get("template", named) if named else None
+    for name, value in {"chat_template": template or "", **names}.items():
+        with reading(told):
+            checked(name, value, "str")
     file = folder / "chat_template.jinja"
     if file.exists():
-        template = file.read_text(encoding="utf-8")
+        try:
+            template = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelError(f"{file}: {error}") from None
     return {
         "tokenizer": tokenizer_from_folder(folder), "names": names, "template": template, "ends": ends,
     }  # fmt: skip

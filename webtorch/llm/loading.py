@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +39,28 @@ def read_config(path: FilePath) -> Config:
     Raises ModelError where they are not read here, GGUFError and OSError for damaged and absent files.
     """
     place = Path(path)
-    if place.is_dir():
-        return config_from_json(read_json(place / "config.json"), str(place / "config.json"))
-    return _gguf_config(GGUFReader(place))
+    if not place.is_dir():
+        return _gguf_config(GGUFReader(place))
+    file = place / "config.json"
+    with reading(file):
+        return config_from_json(read_json(file))
 
 
 def _gguf_config(reader: GGUFReader) -> Config:
     factors = {n: reader.tensor(n, device="cpu").tolist() for n in _FACTORS if n in reader.entries}
     shapes = {n: e.shape for n, e in reader.entries.items()}
-    return config_from_gguf(reader.metadata, shapes, factors, reader.file)
+    with reading(reader.file):
+        return config_from_gguf(reader.metadata, shapes, factors)
+
+
+@contextlib.contextmanager
+def reading(file: FilePath) -> Iterator[None]:
+    """Let errors say which file is refused."""
+    try:
+        yield
+    except ModelError as error:
+        said = str(error)
+        raise ModelError(said if said.startswith(str(file)) else f"{file}: {said}") from None
 
 
 def load_model(
@@ -60,7 +75,8 @@ def load_model(
     config, source = open_weights(path, device, dtype, packed)
     with webtorch.device("meta"):
         model = Model(config)
-    fill(model, source)
+    with reading(path):
+        fill(model, source)
     return model.eval()
 
 

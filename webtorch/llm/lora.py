@@ -20,7 +20,8 @@ from webtorch.io import checkpoint, safetensors, weights
 from webtorch.io.gguf import GGUFReader, save_gguf
 from webtorch.io.safetensors import FilePath
 from webtorch.llm.architectures import architecture, parts
-from webtorch.llm.config import ModelError
+from webtorch.llm.config import ModelError, checked
+from webtorch.llm.loading import read_json, reading
 from webtorch.llm.model import Model
 from webtorch.llm.weights import fused_parts, permuted_rows, put_packed
 from webtorch.nn import functional as F
@@ -34,6 +35,12 @@ from webtorch.tensors.tensor import Tensor
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+# What adapter_config.json may say of adapters that are added as these are. Others change the base as well (PiSSA and
+# OLoRA, as they begin), scale it (DoRA), or are added to some tokens only.
+_USUAL: dict[str, tuple[object, ...]] = {
+    "peft_type": ("LORA",), "use_dora": (None, False), "alora_invocation_tokens": (None,), "use_qalora": (None, False),
+    "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal"),
+}  # fmt: skip
 
 
 class Adapter(Module):
@@ -253,8 +260,16 @@ def save(model: Model, path: FilePath, base: str = "") -> None:
     state = {
         f"{_PREFIX}{n}.lora_{c}.weight": t for n, a, b in rows for c, t in (("A", a), ("B", b))
     }
-    # Projections whose rank is another one than most have.
-    ranks = {n.rpartition(".")[2]: a.shape[0] for n, a, _ in rows if a.shape[0] != rank}
+    # Projections whose rank is another one, by their last name where it is the same in all layers.
+    each: dict[str, set[int]] = {}
+    for n, a, _ in rows:
+        each.setdefault(n.rpartition(".")[2], set()).add(a.shape[0])
+    shared = {last for last, found in each.items() if len(found) == 1}
+    ranks = {
+        last if (last := n.rpartition(".")[2]) in shared else n: a.shape[0]
+        for n, a, _ in rows
+        if a.shape[0] != rank
+    }
     said = {
         "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True,
         "r": rank, "lora_alpha": alpha, "lora_dropout": first.dropout, "bias": "none", "fan_in_fan_out": False,
@@ -320,26 +335,22 @@ _Found = dict[str, tuple[Tensor, Tensor, float]]
 
 def _read_folder(folder: Path) -> _Found:
     """Return adapters by the names of their layers, with their scales."""
-    try:
-        said = json.loads((folder / _CONFIG).read_text(encoding="utf-8"))
-        kind = said.get("peft_type")
-    except (ValueError, AttributeError) as error:
-        raise ModelError(f"{folder / _CONFIG}: {error}") from None
-    if kind != "LORA" or said.get("use_dora"):
-        raise ModelError(
-            f"{folder}: adapters of the kind {'DoRA' if kind == 'LORA' else kind} are not read here"
-        )
+    said = read_json(folder / _CONFIG)
+    with reading(folder / _CONFIG):
+        alphas = checked("alpha_pattern", said.get("alpha_pattern") or {}, "dict")
+        whole = checked("lora_alpha", said.get("lora_alpha", 8), "float")
+        for name, alpha in alphas.items():
+            checked(f"alpha_pattern of {name}", alpha, "float")
+        for name, usual in _USUAL.items():
+            if said.get(name, usual[0]) not in usual:
+                raise ModelError(f"{name} is {said[name]!r:.80}, whose adapters are not read here")
     records = safetensors.load_file(folder / _WEIGHTS)
     state = {n: weights.tensor_of(r, n, str(folder), "cpu", None) for n, r in records.items()}
 
     def scale(name: str, rank: int) -> float:
         """Return alpha / rank of a layer."""
-        alpha = next(
-            (v for k, v in _pattern(said, "alpha_pattern") if re.fullmatch(rf"(.*\.)?({k})", name)),
-            None,
-        )
-        given = said.get("lora_alpha", 8) if alpha is None else alpha
-        return float(given) / (math.sqrt(rank) if said.get("use_rslora") else rank)
+        alpha = next((v for k, v in alphas.items() if re.fullmatch(rf"(.*\.)?({k})", name)), whole)
+        return float(alpha) / (math.sqrt(rank) if said.get("use_rslora") else rank)
 
     names = {n.removeprefix(_PREFIX) for n in state}
     return _paired(
@@ -350,10 +361,6 @@ def _read_folder(folder: Path) -> _Found:
         scale,
         folder,
     )
-
-
-def _pattern(said: Mapping[str, Any], name: str) -> list[tuple[str, float]]:
-    return list((said.get(name) or {}).items())
 
 
 def _read_gguf(path: Path, wanted: str) -> _Found:

@@ -13,7 +13,7 @@ from typing import Any
 
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType, float16, float32, int32, uint8
-from webtorch.llm.config import ModelError
+from webtorch.llm.config import ModelError, checked
 from webtorch.quantization import PackedTensor
 from webtorch.quantization.packing import together
 from webtorch.tensors.tensor import Tensor
@@ -22,6 +22,8 @@ Config = dict[str, Any]
 # Reads the tensor of a layer ("qweight") on the CPU, or None where there is none.
 Parts = Callable[[str], Tensor | None]
 Weight = PackedTensor | Tensor
+# More would be no block but a damaged number.
+_MOST = 1 << 20
 
 
 def _wanted(parts: Parts, name: str) -> Tensor:
@@ -29,6 +31,14 @@ def _wanted(parts: Parts, name: str) -> Tensor:
     if found is None:
         raise ModelError(f"a packed weight has no {name!r}")
     return found
+
+
+def _number(told: Config, name: str, default: int | None = None) -> int:
+    """Return an entry that is a number of bits or the size of a block."""
+    value = checked(name, told.get(name, default), "int", positive=True)
+    if value > _MOST:
+        raise ModelError(f"{name} is {value}; at most {_MOST} is read")
+    return int(value)
 
 
 # ---- numbers in groups
@@ -73,7 +83,9 @@ def _gptq(parts: Parts, told: Config, dtype: DType) -> Weight | None:
     """Words along a column (inputs, outputs); zeros are one less than they are, but for version 2."""
     if parts("qweight") is None:
         return None
-    bits = int(told.get("bits", 4))
+    bits = _number(told, "bits", 4)
+    if bits not in (2, 3, 4, 8):
+        raise ModelError(f"GPTQ of {bits} bits is not read here: 2, 3, 4 and 8 are")
     q = _cut(_wanted(parts, "qweight").t().contiguous(), bits)
     zero = _cut(_wanted(parts, "qzeros"), bits)
     if told.get("checkpoint_format", "gptq") != "gptq_v2":
@@ -93,7 +105,7 @@ def _awq(parts: Parts, told: Config, dtype: DType) -> Weight | None:
     """Words along a row (inputs, outputs), of which even places come first."""
     if parts("qweight") is None:
         return None
-    bits = int(told.get("bits") or told.get("w_bit") or 4)
+    bits = _number(told, "bits" if told.get("bits") else "w_bit", 4)
     version = str(told.get("version", told.get("format", "gemm"))).lower()
     if bits != 4 or version != "gemm":
         raise ModelError(
@@ -164,9 +176,9 @@ def _bitsandbytes(parts: Parts, told: Config, dtype: DType) -> Weight | None:
     if scale.dtype is uint8:
         scale = _wanted(parts, "weight.nested_quant_map")[scale.long()]
         nested = _wanted(parts, "weight.nested_absmax")
-        each = nested.repeat_interleave(int(said["nested_blocksize"]))[: len(scale)]
+        each = nested.repeat_interleave(_number(said, "nested_blocksize"))[: len(scale)]
         scale = scale * each + float(said["nested_offset"])
-    shape, size = tuple(said["shape"]), int(said["blocksize"])
+    shape, size = tuple(said["shape"]), _number(said, "blocksize")
     q = webtorch.stack([weight.reshape(-1) >> 4, weight.reshape(-1) & 15], -1).flatten()
     if size % 64 or shape[-1] % 64:
         code = _wanted(parts, "weight.quant_map")[q.long()]

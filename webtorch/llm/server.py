@@ -194,10 +194,12 @@ class _Tools:
     form: Form | None = None
     names: Json = field(default_factory=dict)  # for the template
     called: Grammar | None = None
+    most: int | None = None  # calls, where there may be only so many
 
 
 def _tools(body: Json, template: str | None) -> _Tools:
-    tools, choice = body.get("tools") or [], body.get("tool_choice")
+    tools, choice = body.get("tools"), body.get("tool_choice")
+    tools = [] if tools is None else tools
     fine = isinstance(tools, list) and all(
         isinstance(t, dict)
         and t.get("type") == "function"
@@ -218,20 +220,23 @@ def _tools(body: Json, template: str | None) -> _Tools:
         return _Tools()
     form = form_of(template)
     if form is None:
-        raise _RefusedError("the chat template of this model knows no tools")
+        raise _RefusedError(
+            "the chat template of this model knows no tools, or none that are read here"
+        )
     names = {"tools": tools}
+    most = 1 if isinstance(choice, dict) or body.get("parallel_tool_calls") is False else None
     if choice in (None, "auto"):
-        return _Tools(form, names)
+        return _Tools(form, names, most=most)
     wanted = tools
     if isinstance(choice, dict):
-        name = (choice.get("function") or {}).get("name")
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else function
         wanted = [t for t in tools if t["function"]["name"] == name]
         if not wanted:
             raise _RefusedError(f"tool_choice is {name!r}, which is none of the tools")
     if body.get("response_format") or body.get("grammar"):
         raise _RefusedError("a call that must be cannot have another form")
-    most = 1 if isinstance(choice, dict) or body.get("parallel_tool_calls") is False else 8
-    return _Tools(form, names, form.grammar(wanted, most))
+    return _Tools(form, names, form.grammar(wanted, most or 8), most)
 
 
 def _limits(body: Json, usual: int | None) -> tuple[int | None, list[str]]:
@@ -262,9 +267,9 @@ def _messages(body: Json) -> list[Message]:
             parts = [
                 p.get("text") for p in content if isinstance(p, dict) and p.get("type") == "text"
             ]
-            if len(parts) != len(content):
+            if len(parts) != len(content) or not all(isinstance(p, str) for p in parts):
                 raise _RefusedError("a content must be text")
-            content = "".join(map(str, parts))
+            content = "".join(p for p in parts if isinstance(p, str))
         calls = message.get("tool_calls")
         if content is None and calls:
             content = ""
@@ -298,11 +303,15 @@ def _inputs(body: Json, name: str) -> list[str | list[int]]:
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
-        if all(isinstance(v, int) and not isinstance(v, bool) for v in value):
+        if _are_tokens(value):
             return [value]
-        if all(isinstance(v, (str, list)) for v in value):
+        if all(isinstance(v, str) or (isinstance(v, list) and _are_tokens(v)) for v in value):
             return value
     raise _RefusedError(f"{name} must be a text, tokens, or a list of these")
+
+
+def _are_tokens(value: list[Any]) -> bool:
+    return all(type(v) is int for v in value)
 
 
 async def _pieces(
@@ -367,7 +376,7 @@ class _Choice:
         self.answer, self.chat, self.top, self.tokens = answer, chat, top, model.tokenizer
         begun = tools.form.begin if tools.form is not None and tools.called is not None else ""
         self.reader = None if tools.form is None else Reader(tools.form, begun)
-        self.calls: list[Call] = []
+        self.calls, self.most = list[Call](), tools.most
         self.told = self.at = 0
 
     def feed(self, piece: str | None) -> str:
@@ -376,7 +385,8 @@ class _Choice:
             return piece or ""
         if piece is not None:
             return self.reader.feed(piece)
-        out, self.calls = self.reader.end()
+        out, calls = self.reader.end()
+        self.calls = calls[: self.most]
         return out
 
     @property
@@ -545,8 +555,11 @@ class _Server:
 
         async def answer(request: Request) -> Response:
             """Answer a request."""
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if self.key is not None and not hmac.compare_digest(given.encode(), self.key.encode()):
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            told = scheme.lower() == "bearer" and hmac.compare_digest(
+                given.encode(), (self.key or "").encode()
+            )
+            if self.key is not None and not told:
                 return _error("the API key is missing or wrong", 401)
             try:
                 return await endpoint(request)
@@ -558,6 +571,9 @@ class _Server:
                 return _error("the server ends", 503)
             except RecursionError:
                 return _error("the request is too deep", 400)
+            except Exception as error:
+                logging.getLogger("uvicorn.error").exception("a request failed")
+                return _error(f"{type(error).__name__}: {error}", 500)
 
         return answer
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from webtorch.errors import WebtorchError
 
@@ -39,10 +40,19 @@ def _said(
 # What there always is, as in transformers: templates ask whether it is none.
 _ABSENT = {"tools": None, "documents": None}
 
-# What a template may take: turns of loops and calls, seconds, and the letters or bits of what it multiplies.
+# What a template may take: turns of loops and calls, seconds, and letters of texts and items of lists that it makes.
 MOST_TURNS = 200_000
 MOST_SECONDS = 5.0
-_MOST_SIZE = 1 << 20
+MOST_MADE = 1 << 25
+# Functions and filters that may make as much as the first of their arguments times the largest of the others.
+_LONG = {
+    "batch", "center", "expandtabs", "format", "indent", "join", "ljust", "replace", "rjust", "slice", "string",
+    "tojson", "zfill",
+}  # fmt: skip
+# Filters and functions that take long for what they are given, and that no conversation needs.
+_LEFT_OUT = ("pprint", "urlize", "wordwrap")
+# Widths of what is formatted that are large, or come from elsewhere.
+_WIDE = re.compile(r"\d{5}|\*|\{[^{}]*\{")
 
 
 class _Counted:
@@ -61,11 +71,37 @@ class _Counted:
         return len(self.items)  # type: ignore[arg-type]
 
 
+def _size(value: object) -> int:
+    """Return about how many letters a value has as text, or more than MOST_MADE."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    size = 1
+    for each in value.values() if isinstance(value, dict) else value if _is_list(value) else ():
+        size += _size(each)
+        if size > MOST_MADE:
+            break
+    return size
+
+
+def _is_list(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, (list, tuple))
+
+
+def _grown(name: str, first: object, others: Sequence[object]) -> float:
+    """Return about how long what a function of _LONG gives is at most."""
+    if name == "format" and isinstance(first, str) and _WIDE.search(first):
+        return math.inf
+    counted = [o if isinstance(o, int) and name != "format" else _size(o) for o in others]
+    return _size(first) * max(1, *counted, 1)
+
+
 def _length(operator: str, left: Any, right: Any) -> float:
     """Return about how many letters or bits an operator gives."""
     if operator == "%":
-        return math.inf if isinstance(left, str) and re.search(r"\d{5}|\*", left) else 0.0
+        return _grown("format", left, [right]) if isinstance(left, str) else 0.0
     times = [t for t in (left, right) if isinstance(t, int)]
+    if operator == "+":
+        return 0.0 if times or isinstance(left, float) else len(left) + len(right)
     if not times:
         return 0.0
     if operator == "**":
@@ -81,6 +117,7 @@ def _environment() -> Any:
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension
+    from jinja2.nodes import EvalContext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Learned(Extension):
@@ -94,15 +131,23 @@ def _environment() -> Any:
     Learned.tags = {"generation"}
 
     class Bounded(ImmutableSandboxedEnvironment):
-        """Counts turns of loops and calls, and looks at what is multiplied."""
+        """Counts turns of loops and calls, and how much they make."""
 
-        intercepted_binops = frozenset(("*", "**", "%"))
+        intercepted_binops = frozenset(("+", "*", "**", "%"))
 
         def __init__(self) -> None:
             more = ["jinja2.ext.loopcontrols", Learned]
-            super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=more)
-            self.turns, self.end = 0, time.monotonic() + MOST_SECONDS
+            super().__init__(
+                trim_blocks=True, lstrip_blocks=True, extensions=more, finalize=self.shown
+            )
+            self.turns, self.made, self.end = 0, 0.0, time.monotonic() + MOST_SECONDS
+            for name in _LEFT_OUT:
+                del self.filters[name]
+            del self.globals["lipsum"]
+            self.filters["tojson"] = _said
+            self.filters = {n: self.limited(n, f) for n, f in self.filters.items()}
             self.filters["_counted"] = lambda items: _Counted(self.count, items)
+            self.filters["_joined"] = lambda parts: self.concat(map(str, parts))
 
         def count(self) -> None:
             """Count a turn; stop where there are too many."""
@@ -110,22 +155,68 @@ def _environment() -> Any:
             if self.turns > MOST_TURNS or time.monotonic() > self.end:
                 raise jinja2.TemplateError(f"it was stopped after {self.turns:,} turns and calls")
 
+        def spend(self, size: float) -> None:
+            """Count what is made; stop where it is too much."""
+            self.made += size
+            if self.made > MOST_MADE:
+                raise jinja2.TemplateError(f"what it makes is too long, above {MOST_MADE:,}")
+
+        def shown(self, value: object) -> object:
+            """Return what is shown, if its text is no longer than it may be."""
+            if not isinstance(value, str):
+                self.spend(_size(value))
+            return value
+
+        def concat(self, parts: Iterable[str]) -> str:
+            """Return texts as one."""
+            held = list(parts)
+            self.spend(sum(map(len, held)))
+            return "".join(held)
+
+        def limited(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            """Return a function or a filter that makes no more than it may."""
+
+            @functools.wraps(function)
+            def call(*given: Any, **names: Any) -> Any:
+                """Call it."""
+                if name in _LONG:
+                    first = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+                    values = [*([] if first is None else [first]), *given, *names.values()]
+                    values = [
+                        v for v in values if not isinstance(v, (jinja2.Environment, EvalContext))
+                    ]
+                    if values and _grown(name, values[0], values[1:]) > MOST_MADE:
+                        raise jinja2.TemplateError(f"what {name!r} gives is too long")
+                out = function(*given, **names)
+                self.spend(len(out) if isinstance(out, (str, bytes, list)) else 0)
+                return out
+
+            return call
+
         def _parse(self, *source: Any) -> nodes.Template:
             tree = super()._parse(*source)
             for loop in tree.find_all(nodes.For):
                 loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None)
+            for whole in list(tree.find_all(nodes.Concat)):
+                parts = nodes.List(whole.nodes)
+                whole.nodes = [nodes.Filter(parts, "_joined", [], [], None, None)]
             tree.set_environment(self)
             return tree
 
-        def call(self, *given: Any, **names: Any) -> Any:
+        def call(self, context: Any, function: Any, *given: Any, **names: Any) -> Any:
             """Call a function of a template."""
             self.count()
-            return super().call(*given, **names)
+            name = getattr(function, "__name__", "")
+            if name in _LONG:
+                function = self.limited(name, function)
+            return super().call(context, function, *given, **names)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> object:
-            """Compute a product, a power or a remainder, of what is no longer than it may be."""
-            if _length(operator, left, right) > _MOST_SIZE:
+            """Compute a sum, a product, a power or a remainder, of what is no longer than it may be."""
+            size = _length(operator, left, right)
+            if size > MOST_MADE:
                 raise jinja2.TemplateError(f"what {operator!r} gives is too long")
+            self.spend(size)
             return super().call_binop(context, operator, left, right)
 
     return Bounded()
@@ -152,13 +243,13 @@ def render(template: str, messages: Sequence[Message], **names: object) -> str:
         return datetime.datetime.now().strftime(form)
 
     environment = _environment()
-    environment.filters["tojson"] = _said
     environment.globals.update(raise_exception=refuse, strftime_now=now)
     try:
         return environment.from_string(template).render(
             **{**_ABSENT, "messages": list(messages), "add_generation_prompt": True, **names}
         )
-    except (jinja2.TemplateError, TypeError, KeyError, ValueError, AttributeError) as error:
+    except jinja2.TemplateError as error:
         raise TemplateError(f"the chat template: {error}") from None
-    except (RecursionError, OverflowError, MemoryError, ZeroDivisionError, IndexError) as error:
-        raise TemplateError(f"the chat template fails: {type(error).__name__}") from None
+    except Exception as error:
+        # It is a program, of which any error is its own.
+        raise TemplateError(f"the chat template fails: {type(error).__name__}: {error}") from None

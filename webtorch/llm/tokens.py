@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from webtorch.io.added import reading
 from webtorch.io.sentencepiece import SentencePiece
 from webtorch.io.tokenizer import DIGITS, GPT2, Tokenizer, TokenizerError
 
@@ -233,30 +234,24 @@ def tokenizer_from_folder(folder: Path) -> Tokens:
     """Return the tokenizer of a folder's tokenizer.json. Raises TokenizerError where there is none."""
     path = folder / "tokenizer.json"
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        data = path.read_bytes()
+    except OSError as error:
         raise TokenizerError(f"{path}: no tokenizer.json ({error})") from None
-    return _tokenizer_from_json(text, str(path))
+    return _tokenizer_from_json(data, str(path))
 
 
-def _tokenizer_from_json(text: str, place: str) -> Tokens:
+def _tokenizer_from_json(text: str | bytes, place: str) -> Tokens:
     """Return the tokenizer of a tokenizer.json's text. Raises TokenizerError where it is damaged."""
-    try:
+    with reading(place):
         data = json.loads(text)
         model = data["model"]
         plain = model.get("type", "BPE") == "BPE" and not model.get("byte_fallback")
         return Tokenizer.from_json(data) if plain else SentencePiece.from_json(data)
-    except TokenizerError as error:
-        raise TokenizerError(f"{place}: {error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise TokenizerError(
-            f"{place}: no tokenizer.json ({type(error).__name__}: {error})"
-        ) from None
 
 
 def ends_of(tokenizer: Tokens, told: Iterable[object] = ()) -> set[int]:
     """Return the tokens that end an answer: those that the files name, and those whose names say so."""
-    numbers = {n for n in told if isinstance(n, int)}
+    numbers = {n for n in told if type(n) is int}
     numbers |= {tokenizer.special[e] for e in ENDS if e in tokenizer.special}
     # Of gpt-oss, <|end|> ends a message, of which an answer has several.
     return numbers - {tokenizer.special.get("<|end|>")} if _has_channels(tokenizer) else numbers

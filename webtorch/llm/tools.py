@@ -17,7 +17,8 @@ class Call:
 
     name: str
     arguments: str
-    id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}")
+    # Mistral's templates refuse others than nine letters and digits.
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:9])
 
 
 @dataclass(frozen=True)
@@ -47,31 +48,42 @@ class Form:
             "additionalProperties": False,
         }
 
-    def calls(self, text: str) -> list[Call] | None:
-        """Return the calls of a text that begins with `begin`, or with an object; None where there are none."""
+    def calls(self, text: str) -> tuple[list[Call], str] | None:
+        """Return the calls of a text, from `begin` or an object on, and what is said after them; None where
+        there are none.
+        """
         found: list[Call] = []
-        parts = text.split(self.begin) if self.begin and self.begin in text else [text]
-        for part in parts:
-            part = part.strip()
-            if self.end:
-                part = part.removesuffix(self.end).strip()
-            if not part:
-                continue
-            try:
-                value = json.loads(part)
-            except (ValueError, RecursionError):
-                return None
-            for each in value if isinstance(value, list) else [value]:
-                call = self._call(each)
-                if call is None:
+        said, decoder = "", json.JSONDecoder()
+        for part in text.split(self.begin) if self.begin else [text]:
+            rest = part.strip()
+            while rest:
+                try:
+                    value, end = decoder.raw_decode(rest)
+                except (ValueError, RecursionError):
                     return None
-                found.append(call)
-        return found or None
+                calls = [self._call(v) for v in (value if isinstance(value, list) else [value])]
+                found += [c for c in calls if c is not None]
+                if None in calls:
+                    return None
+                rest = rest[end:].lstrip()
+                if self.end and rest.startswith(self.end):
+                    said += rest.removeprefix(self.end)
+                    break
+                # Llama writes ; between calls.
+                rest = rest.removeprefix(";").lstrip()
+        return (found, said.strip()) if found else None
 
     def _call(self, value: Any) -> Call | None:
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return None
-        given = value.get(self.arguments, value.get("arguments", value.get("parameters", {})))
+        given = next(
+            (
+                value[n]
+                for n in (self.arguments, "arguments", "parameters")
+                if value.get(n) is not None
+            ),
+            {},
+        )
         text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
         return Call(value["name"], text)
 
@@ -99,7 +111,8 @@ FORMS = (
 
 def form_of(template: str | None) -> Form | None:
     """Return how the model of a chat template writes calls; None where it knows no tools."""
-    if template is None or "tools" not in template:
+    # What gpt-oss writes is not read here.
+    if template is None or "tools" not in template or "<|channel|>" in template:
         return None
     found = [f for f in FORMS if f.begin in template]
     return found[0] if found else Form("", arguments="parameters", bare=True)
@@ -129,5 +142,5 @@ class Reader:
 
     def end(self) -> tuple[str, list[Call]]:
         """Return what is left to say, and the calls."""
-        calls = self.form.calls(self.held) if self.held.strip() else None
-        return ("", calls) if calls else (self.held, [])
+        calls, said = self.form.calls(self.held) or ([], self.held)
+        return said, calls

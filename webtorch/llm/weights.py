@@ -53,6 +53,8 @@ def fill(model: Model, source: Weights) -> None:
         path, _, last = name.rpartition(".")
         if isinstance(found, PackedTensor):
             put_packed(model, path, found)
+        elif not found.is_floating_point():
+            raise ModelError(f"{name} is {found.dtype}, and a weight is of floats")
         else:
             setattr(model.get_submodule(path), last, Parameter(found, requires_grad=False))
 
@@ -140,7 +142,12 @@ class FolderWeights:
                 found = layer + name
                 return self.read(found, "cpu") if found in self.records else None
 
-            out = read(part, self.packing, self.dtype or webtorch.float32)
+            try:
+                out = read(part, self.packing, self.dtype or webtorch.float32)
+            except (ValueError, LookupError, TypeError, RuntimeError, ArithmeticError) as error:
+                # Of tensors that do not belong together, whatever finds it.
+                method = self.packing["quant_method"]
+                raise ModelError(f"{layer}weight is not packed by {method}: {error}") from None
             if out is not None:
                 out = out.to(self.device) if self.device is not None else out
                 return out if self.packed or isinstance(out, Tensor) else out.dequantize()
