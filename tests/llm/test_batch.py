@@ -13,7 +13,16 @@ import torch
 
 import webtorch
 from tests.llm.models import TOKENS, folder, reference
-from webtorch.llm import Batch, Config, ContextFullError, Model, Rope, Sampling, load_model
+from webtorch.llm import (
+    Batch,
+    Config,
+    ContextFullError,
+    Model,
+    Rope,
+    Sampling,
+    load_model,
+    quantize_,
+)
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -135,6 +144,33 @@ def test_what_texts_begin_with_is_read_once(tmp_path: Path) -> None:
         assert list(batch.generate([*shared, *rest], 5, GREEDY)) == answer
         assert read == begins
     assert began + list(first) == greedy(reference("mistral"), [*shared, 7], 20)
+
+
+def test_packed_weights_are_unpacked_once_for_a_short_prompt(tmp_path: Path) -> None:
+    model = quantize_(load_model(folder("llama", tmp_path), device="cpu"), "Q8_0")
+    sizes: dict[bool, list[int]] = {}
+    answers = []
+    for packed in (True, False):
+        batch = Batch(model, 64, compile=False)
+        assert batch._packed
+        batch._packed, read = packed, sizes.setdefault(packed, [])
+        piece = batch._piece
+
+        def counted(texts: Any, piece: Any = piece, read: list[int] = read) -> Any:
+            """Read a piece, and say of how many tokens."""
+            found = piece(texts)
+            read.append(found[0])
+            return found
+
+        batch._piece = counted  # type: ignore[method-assign]
+        answers.append(
+            [
+                list(batch.generate((TOKENS[0] * 3)[i : i + n], 9, GREEDY))
+                for i, n in ((0, 30), (1, 17), (2, 9))
+            ]
+        )
+    assert answers[0] == answers[1]
+    assert sizes == {True: [30, 16, 9], False: [16, 14, 16, 9]}
 
 
 def test_short_prompts_are_read_in_one_round(tmp_path: Path) -> None:

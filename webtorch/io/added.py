@@ -45,10 +45,14 @@ def numbered(entries: Iterable[tuple[object, object]]) -> dict[str, int]:
     """Return tokens and their numbers. Raises TokenizerError for others than texts and numbers from 0 on."""
     out: dict[str, int] = {}
     for text, number in entries:
-        fine = type(number) is int and 0 <= number < _MOST_TOKENS
-        if not fine or not isinstance(text, str):
+        if (
+            not isinstance(number, int)
+            or isinstance(number, bool)
+            or not 0 <= number < _MOST_TOKENS
+            or not isinstance(text, str)
+        ):
             raise TokenizerError(f"the token {text!r:.80} has the number {number!r:.80}")
-        out[text] = int(number)
+        out[text] = number
     return out
 
 

@@ -20,6 +20,7 @@ from webtorch.llm.model import Mixture, Model
 from webtorch.llm.sampling import Chooser, Kind, Sampling
 from webtorch.llm.tokens import alike
 from webtorch.nn import functional as F
+from webtorch.quantization import PackedLinear
 from webtorch.tensors.tensor import Tensor
 
 # Of the cache the first 256 places are read, the first 1024, and so on, so that short texts cost less.
@@ -146,6 +147,7 @@ class Batch:
         self.waiting: deque[Run] = deque()
         self._rewinds = rewinds(config, context)
         self._made: dict[tuple[int, int, Kind, int | None], Callable[..., Result]] = {}
+        self._packed = any(isinstance(m, PackedLinear) for m in model.modules())
         self._mixtures = [m for m in model.modules() if isinstance(m, Mixture)]
         # Which part of a piece's tokens the busiest expert had.
         self._busiest = 2.0 * config.num_experts_per_tok / max(config.num_experts, 1)
@@ -400,9 +402,11 @@ class Batch:
         width = next((p for p in PIECES if p <= left), PIECES[-1])
         wider = next((p for p in reversed(PIECES) if p >= left), width)
         fits = at + wider <= self.context + PIECES[-1] and self._rewinds is None
-        # One piece that is not full rather than two, where there is room for what is too much.
-        short = self.device.type != "cpu" and width < wider <= _AS_SHORT and fits
-        return wider if short else width
+        # One piece that is not full rather than several, where there is room for what is too much. On the CPU a piece
+        # takes about as long to unpack the weights as for 128 tokens.
+        worth = self._packed and left > wider // 4 + 1
+        worth = worth if self.device.type == "cpu" else wider <= _AS_SHORT
+        return wider if worth and fits else width
 
     def _piece(self, texts: list[_Text]) -> tuple[int, Result | None]:
         """Read a piece of a prompt, or the whole of several ones that are as short. Return how many tokens that is, and

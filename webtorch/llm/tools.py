@@ -76,7 +76,7 @@ class Form:
     def _call(self, value: Any) -> Call | None:
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             return None
-        given = next(
+        given: Any = next(
             (
                 value[n]
                 for n in (self.arguments, "arguments", "parameters")
