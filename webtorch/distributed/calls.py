@@ -22,7 +22,7 @@ from functools import partial
 from typing import NamedTuple
 
 from webtorch.distributed.engine import Foreign, engine
-from webtorch.distributed.shared import Exchange, MissingError, Put, Recipe, Turn, ending, on_host
+from webtorch.distributed.shared import Exchange, MissingError, Put, Recipe, Turn, ending
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.view import Shape, numel
@@ -180,9 +180,11 @@ class Lane:
         """Issue a call after those before it: by a thread, unless this one is to (`at_once`) or does so as soon."""
         if at_once:
             self.settled()
-        quick = at_once or self._is_quick(call)
         with self._counting:
-            here = quick and not self._queued and self._issuing.acquire(blocking=False)
+            here = not self._queued and self._issuing.acquire(blocking=False)
+            if here and not at_once and not self._is_quick(call):
+                self._issuing.release()
+                here = False
             self._queued += not here
         if not here:
             if self._due:
@@ -196,13 +198,13 @@ class Lane:
             self._issuing.release()
 
     def _is_quick(self, call: Call) -> bool:
-        """Whether a call waits for nobody when it is issued, and is small."""
+        """Whether a call waits for nobody when it is issued, and is small; where no other is being issued."""
         connected = bool(self._connections) or self._store is None
         if call.is_shared:
             connected = self.shared is not None and call.is_known(self.shared)
         likes = [*call.given.values(), *call.written.values()]
         size = sum([numel(like.shape) * like.dtype.itemsize for like in likes])
-        is_here = all(like.runtime.backend is on_host() for like in likes)
+        is_here = all(like.runtime.backend.name == "cpu" for like in likes)
         return connected and size <= _QUICK and is_here and not call.is_sparse
 
     def _issue(self, call: Call) -> None:
@@ -442,7 +444,7 @@ class Call:
 
     def urge(self) -> None:
         """Let a thread settle it: nobody waits for it."""
-        if self.is_here:
+        if self.is_here and not self.is_written:
             self.is_here = False
             self.lane.urge()
 

@@ -295,7 +295,7 @@ class Exchange:
             with contextlib.suppress(OSError):
                 memory = Memory(UNIT)
                 memory.view[:8] = token.to_bytes(8, "little")
-                if any(found.on_host(memory.view) is None for found in (self.backend, on_host())):
+                if any(found.on_host(memory.view) is None for found in (self.backend, _adder())):
                     memory = None
         file = -1 if memory is None else memory.file
         told = all_of(_host(), os.getpid(), file, token)
@@ -369,7 +369,7 @@ class Exchange:
         as they are, and it writes whole vectors: each part of one is a message of its own to the host's memory.
         """
         nbytes = elements * dtype.itemsize
-        if self.backend is on_host() or dtype.itemsize >= int32.itemsize or nbytes % int32.itemsize:
+        if self.backend is _adder() or dtype.itemsize >= int32.itemsize or nbytes % int32.itemsize:
             return dtype, elements
         return int32, nbytes // int32.itemsize
 
@@ -495,7 +495,7 @@ class Exchange:
 
     def add(self, turn: Turn) -> None:
         """Add up this process's part of a sum, in the host's memory, and say so. Raises what `take` raises."""
-        adding, words, host, dtype = turn.adding, self._words, on_host(), turn.dtype
+        adding, words, host, dtype = turn.adding, self._words, _adder(), turn.dtype
         assert adding is not None and words is not None
         turn.found = self._find(turn)
         a, b = _bounds(turn.elements, self.size, adding.whole)[self._rank]
@@ -562,7 +562,7 @@ class Exchange:
             if found is None:
                 if len(self._programs) >= _MOST_PROGRAMS:
                     self._programs.clear()
-                backend = on_host() if adds else self.backend
+                backend = _adder() if adds else self.backend
                 found = self._programs[key] = self._compiled(recipe, dtype, elements, backend, adds)
         return found
 
@@ -606,8 +606,8 @@ def _copied(node: Node) -> Node:
     return Node("map", (node,), (IDENTITY, "t", node.dtype), (), node.shape, node.dtype)
 
 
-def on_host() -> Backend:
-    """Return the device that computes in the host's memory."""
+def _adder() -> Backend:
+    """Return the device that adds up in the host's memory."""
     return get_backend("cpu")
 
 

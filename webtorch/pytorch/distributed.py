@@ -365,8 +365,9 @@ class _Work(c10d.Work):
         """
         _open.pop(id(self), None)
         later = None if timeout else self._comes_later()
-        if later is None and not timeout and self._call is not None:
-            self._call.bring()
+        call = self._call
+        if later is None and not timeout and call is not None:
+            call.bring()
         if later is not None:
             self._found = later
             if all(x.numel() == 1 for x in later):
