@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from webtorch.distributed.calls import Lane
 from webtorch.tensors.tensor import Tensor
+
+# Bytes of a bucket of PyTorch's, and the least that is worth a sum of its own.
+_MOST, _LEAST = 25 << 20, 1 << 20
+# So many buckets travel where links are slow.
+_COUNT = 8
+
+
+def default_cap(nbytes: int, lane: Lane) -> int:
+    """Return how many bytes a bucket has where the user does not say, of gradients of so many. The last bucket travels
+    when nothing is computed any more, so it is small, unless processes share memory: there fewer programs gain more.
+    """
+    return _MOST if lane.shares() else max(_LEAST, min(_MOST, nbytes // _COUNT))
 
 
 class GradBucket:

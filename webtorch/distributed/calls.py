@@ -2,27 +2,31 @@
 
 What a call reads is computed and read, or copied to where the others find it, when it is called. Threads of its group
 give Gloo the calls in their order and wait for them, while the caller goes on; what a call writes are values that
-arrive, and what reads these waits.
+arrive, and what reads these waits. A small call on the processor costs less than to wake a thread: its caller gives it
+to Gloo or says it, and who waits for it settles it.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import datetime
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Pending
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 from webtorch.distributed.engine import Foreign, engine
-from webtorch.distributed.shared import Exchange, MissingError, Put, Recipe, Turn
+from webtorch.distributed.shared import Exchange, MissingError, Put, Recipe, Turn, ending
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.view import Shape, numel
-from webtorch.runtime.arrivals import Arrival
+from webtorch.runtime.arrivals import Arrival, patiently
 from webtorch.runtime.backend import Backend, Buffer
 from webtorch.runtime.realize import Runtime
 from webtorch.runtime.staging import HostMemory, in_huge_pages
@@ -42,6 +46,10 @@ _MOST_PARTS = 8
 _MOST_MESSAGES = 64
 # Seconds that ranks have to tell each other of a failure.
 _MOMENT = 0.5
+# Bytes up to which a call of tensors on the processor needs no thread.
+_QUICK = 1 << 20
+# Gloo lets go of who waits after this time, to look around.
+_SLICE = datetime.timedelta(milliseconds=50)
 
 
 def _is_checked() -> bool:
@@ -114,6 +122,11 @@ class Lane:
         )
         # Of Gloo, from the first call on.
         self._connections: list[Foreign] = []
+        # Held while a call is issued, and while `_queued`, of calls that a thread is yet to issue, is looked at.
+        self._issuing, self._counting, self._queued = threading.Lock(), threading.Lock(), 0
+        # Calls that have been issued and are not settled, in their order, with Gloo's works; held while one is.
+        self._due: deque[tuple[Call, list[Foreign]]] = deque()
+        self._settling = threading.RLock()
         # Memory that the processes share, where they can; None before that is known.
         self.shared: Exchange | None = None
         self.may_share = self.size > 1 and not _is_checked()
@@ -138,6 +151,11 @@ class Lane:
             self.shared = Exchange.open(connection, self.rank, self.size, self._backend(), *seconds)
             self.may_share = self.shared is not None
         return self.shared
+
+    def shares(self) -> bool:
+        """Whether the processes share memory, as far as calls have shown: the same calls show all the same."""
+        self.settled()
+        return self.shared is not None
 
     def silent(self) -> str:
         """Return in words which ranks do not say within a moment that a collective has failed for them too, once."""
@@ -168,12 +186,85 @@ class Lane:
             f"No word from rank {named}: it has ended, hangs, or has not come to this collective. "
         )
 
+    def start(self, call: Call, at_once: bool) -> None:
+        """Issue a call after those before it: by a thread, unless this one is to (`at_once`) or does so as soon."""
+        if at_once:
+            self.settled()
+        with self._counting:
+            here = not self._queued and self._issuing.acquire(blocking=False)
+            if here and not at_once and not self._is_quick(call):
+                self._issuing.release()
+                here = False
+            self._queued += not here
+        if not here:
+            if self._due:
+                # It may have to wait for what nobody has waited for.
+                self.urge()
+            self.collectives.submit(self._issue, call)
+            return
+        try:
+            self._give(call, here=not at_once)
+        finally:
+            self._issuing.release()
+
+    def _is_quick(self, call: Call) -> bool:
+        """Whether a call waits for nobody when it is issued, and is small; where no other is being issued."""
+        connected = bool(self._connections) or self._store is None
+        if call.is_shared:
+            connected = self.shared is not None and call.is_known(self.shared)
+        likes = [*call.given.values(), *call.written.values()]
+        size = sum([numel(like.shape) * like.dtype.itemsize for like in likes])
+        is_here = all(like.runtime.backend.name == "cpu" for like in likes)
+        return connected and size <= _QUICK and is_here and not call.is_sparse
+
+    def _issue(self, call: Call) -> None:
+        try:
+            with self._issuing:
+                self._give(call, here=False)
+        finally:
+            with self._counting:
+                self._queued -= 1
+
+    def _give(self, call: Call, here: bool) -> None:
+        """Issue a call; `here`: who waits for it settles it."""
+        works = call.issued()
+        if works is None:
+            return
+        call.is_here = here
+        self._due.append((call, works))
+        if not here or self._queued:
+            self.urge()
+
+    def urge(self) -> None:
+        """Let a thread settle what has been issued."""
+        self.results.submit(self.bring)
+
+    def bring(self, call: Call | None = None) -> None:
+        """Settle what has been issued, in its order, until `call` is settled."""
+        while call is None or not call.is_written:
+            if not self._settling.acquire(blocking=call is None):
+                # Another one settles what is before it, perhaps no more.
+                self.urge()
+                return
+            try:
+                if not self._due:
+                    return
+                first, works = self._due[0]
+                # Where that is interrupted another one waits for it again.
+                patiently(partial(first.hear, works))
+                self._due.popleft()
+                first.settle(works)
+            finally:
+                self._settling.release()
+
     def settled(self) -> None:
         """Wait until Gloo has been given all calls so far, so that processes agree on their order."""
         self.collectives.submit(int).result()
 
     def close(self) -> None:
         """Wait until the threads end."""
+        self.settled()
+        self.urge()
         for thread in (self.collectives, self.sums, self.results, self.messages):
             thread.shutdown()
 
@@ -204,6 +295,11 @@ class Call:
     def __init__(self, lane: Lane, reduction: str | None) -> None:
         """`reduction`: what happens to the tensors' values; None where bytes are moved."""
         self.lane, self.reduction = lane, reduction
+        # What it reads, as far as it is dense.
+        self.given: dict[int, Like] = {}
+        self.is_sparse = self.is_message = False
+        # Whether no thread settles it unless it is urged to.
+        self.is_here = False
         # What it writes, and those values, once somebody goes on before they have come; or whether it is done.
         self.written: dict[int, Like] = {}
         self.arrivals: dict[int, Arrival] = {}
@@ -256,12 +352,19 @@ class Call:
         """Whether it goes through shared memory, as far as is known."""
         return self._recipe is not None and self.lane.may_share
 
+    def is_known(self, shared: Exchange) -> bool:
+        """Whether it goes through shared memory without waiting, by a program that there is."""
+        like, recipe = self._like, self._recipe
+        if like is None or recipe is None:
+            return False
+        return shared.is_free() and shared.knows(recipe, like.dtype, numel(like.shape))
+
     def arrival(self, like: Like) -> Arrival:
         """Return what a value comes as, with the memory in which it is expected, where that is known."""
         shared = self.lane.shared
         if self.is_shared and shared is not None and shared.backend is like.runtime.backend:
             self._place = shared.memory(like.dtype, numel(like.shape))
-        return Arrival(self._place)
+        return Arrival(self._place, self.bring)
 
     def read(self, key: int, values: Tensor) -> None:
         """Submit what a tensor waits for, and begin to read it, unless it may not be read here."""
@@ -271,6 +374,7 @@ class Call:
 
     def read_memory(self, key: int, given: Buffer, like: Like) -> None:
         """Begin to read a tensor's memory, unless it may not be read here."""
+        self.given[key] = like
         if not self.is_shared:
             self.reading[key] = self._begin(given, like)
             return
@@ -289,7 +393,7 @@ class Call:
 
         def wait() -> Foreign:
             """Return what was read."""
-            asyncio.run(_arrive(coming))
+            coming.result()
             return host
 
         return wait
@@ -335,28 +439,37 @@ class Call:
         return _on_device(host.to(dtype).contiguous(), like)
 
     def start(self, at_once: bool = False) -> None:
-        """Let the threads of its group do it, after those before it. `at_once`: this one gives Gloo the call."""
-        if at_once:
-            self.lane.settled()
-            self._issue()
-        else:
-            self.lane.collectives.submit(self._issue)
+        """Let it be done after those before it. `at_once`: this thread gives Gloo the call."""
+        self.lane.start(self, at_once)
 
-    def start_message(self, works: Sequence[Foreign]) -> None:
+    def start_message(self, works: list[Foreign]) -> None:
         """Let a thread wait for a message that Gloo has been given."""
-        self.lane.messages.submit(self._settle, works)
+        self.is_message = True
+        self.lane.messages.submit(self.settle, works)
 
-    def _issue(self) -> None:
+    def bring(self) -> None:
+        """Settle it, if no thread does."""
+        if self.is_here:
+            self.lane.bring(self)
+
+    def urge(self) -> None:
+        """Let a thread settle it: nobody waits for it."""
+        if self.is_here and not self.is_written:
+            self.is_here = False
+            self.lane.urge()
+
+    def issued(self) -> list[Foreign] | None:
+        """Give Gloo the call, or tell the others where its tensor is; return the works, None where that has failed."""
         lane = self.lane
         try:
             works = self.issue(self.connection())
         except Exception as error:
             self._fail(error)
-            return
+            return None
         turn, shared = self._turn, lane.shared
         if turn is not None and turn.adding is not None and shared is not None:
             self._added = lane.sums.submit(shared.add, turn)
-        lane.results.submit(self._settle, works)
+        return works
 
     def connection(self) -> Foreign:
         """Return the group that it is given to."""
@@ -376,12 +489,33 @@ class Call:
         )
         return []
 
+    def hear(self, works: Sequence[Foreign]) -> None:
+        """Wait for the others; what is wrong is told by `settle`."""
+        turn, shared = self._turn, self.lane.shared
+        with contextlib.suppress(Exception):
+            for work in works:
+                self._wait(work)
+            if turn is not None and shared is not None:
+                shared.hear(turn)
+
+    def _wait(self, work: Foreign) -> None:
+        """Wait for a work of Gloo's; Ctrl+C and the end of the program do not reach who is within that."""
+        while True:
+            try:
+                # A message is given up after such a time.
+                work.wait(*[] if self.is_message else [_SLICE])
+            except RuntimeError:
+                if self.is_message or work.is_completed() or ending.is_set():
+                    raise
+            else:
+                return
+
     def _take(self, works: Sequence[Foreign]) -> Buffer | None:
         """Wait for what Gloo does; return the result, where it is computed from shared memory."""
         turn, shared = self._turn, self.lane.shared
         try:
             for work in works:
-                work.wait()
+                self._wait(work)
             if self._added is not None:
                 self._added.result()
             return None if turn is None or shared is None else shared.take(turn, self._place)
@@ -389,17 +523,19 @@ class Call:
             if turn is not None:
                 turn.is_over.set()
 
-    def _settle(self, works: Sequence[Foreign]) -> None:
+    def settle(self, works: Sequence[Foreign]) -> None:
+        """Wait for what is done elsewhere, and let what came be where it belongs, or tell what is wrong."""
         try:
-            self.settle(works)
-        except Exception as error:
+            self._place_all(works)
+        except BaseException as error:
             self._fail(error)
+            if not isinstance(error, Exception):
+                raise
         else:
             # Only Gloo tells whose a message was.
             self.ended(works, None)
 
-    def settle(self, works: Sequence[Foreign]) -> None:
-        """Wait for what Gloo does, and let what came be where it belongs."""
+    def _place_all(self, works: Sequence[Foreign]) -> None:
         lane = self.lane
         result = self._take(works)
         self.receive()
@@ -428,15 +564,15 @@ class Call:
             result = _moved(result, shared.backend, home, like.dtype, numel(like.shape))
         return Tensor._from_node(Node.in_memory(like.shape, like.dtype, result), like.runtime)
 
-    def told(self, error: Exception) -> RuntimeError:
+    def told(self, error: BaseException) -> RuntimeError:
         """Return an error of Gloo's, of the store or of shared memory, with what the call is and who is missing."""
         is_lost = isinstance(error, MissingError | engine().torch.distributed.DistError)
         silent = self.lane.silent() if is_lost or "transport" in str(error) else ""
-        told = RuntimeError(f"{self.title()}: {silent}{error}")
+        told = RuntimeError(f"{self.title()}: {silent}{str(error) or type(error).__name__}")
         told.__cause__ = error
         return told
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         told = self.told(error)
         with self.lock:
             self.is_written = True
@@ -459,8 +595,18 @@ class Call:
         self._host.clear()
 
 
-async def _arrive(coming: Awaitable[object]) -> None:
-    await coming
+def _at_end() -> None:
+    """Let nobody wait for processes that may hang, where an error ends the program (Ctrl+C, too)."""
+    if getattr(sys, "last_type", None) is not None:
+        ending.set()
+
+
+# What `atexit` calls comes after threads have been waited for.
+_register: Callable[[Callable[[], None]], None] | None = getattr(
+    threading, "_register_atexit", None
+)
+if _register is not None:
+    _register(_at_end)
 
 
 def _bytes(x: Foreign) -> memoryview:

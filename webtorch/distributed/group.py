@@ -67,7 +67,7 @@ class Exchange(Call):
         self.form = form
         self._out = {key: x for key, x in written.items() if x.numel()}
         self.written = {k: form.tensors[k] for k in form.written if numel(form.tensors[k].shape)}
-        self.arrivals = {key: Arrival() for key in self.written}
+        self.arrivals = {key: Arrival(bring=self.bring) for key in self.written}
         # Set when all is written, or will not be; then whose message it was, and its error.
         self.is_over = threading.Event()
         self.source = -1
@@ -160,6 +160,9 @@ class Exchange(Call):
         if self.noted is not None and tracing.active:
             tracing.calls.append(Waiting(self.noted, timeout))
             return
+        if timeout is None:
+            self.bring()
+        self.urge()
         if not self.is_over.wait(None if timeout is None else timeout.total_seconds()):
             raise RuntimeError(f"{self.title()}: not done after {timeout}")
         if self.error is not None:
@@ -273,6 +276,7 @@ class Work:
     def is_completed(self) -> bool:
         """Whether it is done, or has failed."""
         self._call.look()
+        self._call.urge()
         done = self._call.is_over.is_set()
         if done:
             self._call.land()

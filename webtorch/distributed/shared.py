@@ -50,6 +50,8 @@ _IN_PARTS = 1 << 20
 _WHOLE = 64
 # Seconds between looks at whether the others run, and without a group's timeout.
 _LOOK, _TIMEOUT = 0.05, 1800.0
+# Set when a program ends by an error: threads wait for nobody then.
+ending = threading.Event()
 # Programs that are kept: sizes may change with each call.
 _MOST_PROGRAMS = 256
 
@@ -226,9 +228,11 @@ class Turn:
         self.number, self.given = number, given
         # What the result is made by of what all have put, so many elements each; None: there is none here.
         self.recipe, self.dtype, self.elements = recipe, dtype, elements
-        # Whether the hosts add up; where this process has put what it gives, and all, once that is known.
+        # Whether the hosts add up; where this process has put what it gives, what all have said, and where all have
+        # put theirs, once that is known.
         self.adding: _Adding | None = None
         self.place: _Place | None = None
+        self.told: list[list[int]] | None = None
         self.found: list[_Found | None] | None = None
         # Set when the result has been enqueued, or will not be; then what waits until it is there.
         self.is_over = threading.Event()
@@ -328,6 +332,8 @@ class Exchange:
                     self._lost = f"the process of rank {lost[0]} of the group has ended"
                 elif time.monotonic() - began > self._timeout:
                     self._lost = f"timed out after {self._timeout:g} s"
+                elif ending.is_set():
+                    self._lost = "the program ends"
                 if self._lost:
                     raise MissingError(self._lost)
                 if not words.sleep(rank, bell, _LOOK):
@@ -437,20 +443,38 @@ class Exchange:
         last = self._last
         while last and last[0].number < self._read:
             last.popleft()
-        while len(last) >= _MOST_UNREAD or (
-            len(last) > 1 and sum([t.elements * t.dtype.itemsize for t in last]) > _UNREAD_BYTES
-        ):
+        while self._is_full():
             turn = last.popleft()
             turn.wait()
             self._read = turn.number + 1
+
+    def _is_full(self) -> bool:
+        size = sum([t.elements * t.dtype.itemsize for t in self._last])
+        return len(self._last) >= _MOST_UNREAD or (len(self._last) > 1 and size > _UNREAD_BYTES)
+
+    def is_free(self) -> bool:
+        """Whether a call begins without waiting for those before it."""
+        return not self._is_full() or all(turn.is_over.is_set() for turn in self._last)
+
+    def knows(self, recipe: Recipe, dtype: DType, elements: int) -> bool:
+        """Whether there is a program of a recipe."""
+        return (recipe, dtype, elements, False) in self._programs
+
+    def hear(self, turn: Turn) -> None:
+        """Wait until all have said what they give to a call. Raises MissingError."""
+        words = self._words
+        assert words is not None
+        if turn.told is None:
+            turn.told = self._wait(lambda rank: words.said(rank, turn.number))
 
     def _find(self, turn: Turn) -> list[_Found | None]:
         """Wait until all have said what they give to a call, and return where that is, where it is to be read. Raises
         RuntimeError where ranks differ in what they call, in size or type.
         """
-        words, recipe = self._words, turn.recipe
-        assert words is not None
-        told = self._wait(lambda rank: words.said(rank, turn.number))
+        recipe = turn.recipe
+        self.hear(turn)
+        told = turn.told
+        assert told is not None
         found: list[_Found | None] = [None] * self.size
         mine = told[self._rank]
         for rank, (number, kind, count, _, place, file, size) in enumerate(told):

@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from webtorch.distributed.algorithms.join import Join, Joinable, JoinHook
-from webtorch.distributed.bucket import GradBucket
+from webtorch.distributed.bucket import GradBucket, default_cap
 from webtorch.distributed.collectives import all_reduce, broadcast
 from webtorch.distributed.group import ProcessGroup, go_on_as_usual
 from webtorch.distributed.objects import broadcast_object_list
@@ -34,7 +34,6 @@ __all__ = ["DistributedDataParallel"]
 _MIB = 1024 * 1024
 # The gradients that are there first begin to travel soon.
 _FIRST_BUCKET = _MIB
-_BUCKET_CAP_MB = 25
 _UNFINISHED = (
     "Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that "
     "your module has parameters that were not used in producing loss. You can enable unused parameter detection by "
@@ -389,16 +388,18 @@ class DistributedDataParallel(Module, Joinable):
                 buffer.data = _cast(buffer, types.buffer_dtype)
         self._buffers_sent = [b for n, b in module.named_buffers() if n not in ignored]
         self._buffer_names = [n for n, _ in module.named_buffers() if n not in ignored]
-        cap = _BUCKET_CAP_MB if bucket_cap_mb is None else bucket_cap_mb
-        self._reducer = _Reducer(
-            learned, self.process_group, int(cap * _MIB), gradient_as_bucket_view,
-            {id(m.weight) for m in module.modules() if getattr(m, "sparse", False) is True},
-            types.param_dtype if types.reduce_dtype is None else types.reduce_dtype, static_graph,
-        )  # fmt: skip
         if init_sync:
             self._same_everywhere([p for _, p in named])
             _send([*[p for _, p in named], *self._buffers_sent], self.process_group)
         del self._buffers_sent
+        nbytes = sum([p.numel() * p.dtype.itemsize for p in learned])
+        lane = self.process_group.lane()
+        cap = default_cap(nbytes, lane) if bucket_cap_mb is None else int(bucket_cap_mb * _MIB)
+        self._reducer = _Reducer(
+            learned, self.process_group, cap, gradient_as_bucket_view,
+            {id(m.weight) for m in module.modules() if getattr(m, "sparse", False) is True},
+            types.param_dtype if types.reduce_dtype is None else types.reduce_dtype, static_graph,
+        )  # fmt: skip
         for p in learned:
             p.register_post_accumulate_grad_hook(self._reducer.ready)
 

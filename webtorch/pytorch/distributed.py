@@ -9,6 +9,7 @@ the group's sends what has arrived and writes what comes back, in the order of t
 from __future__ import annotations
 
 import collections
+import dataclasses
 import threading
 import warnings
 import weakref
@@ -22,8 +23,9 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
+from webtorch.distributed.bucket import default_cap
 from webtorch.distributed.calls import Call, Lane, Like, parts
 from webtorch.distributed.shared import recipe_for
 from webtorch.functions.joining import cat
@@ -154,16 +156,16 @@ class _Call(Call):
         # Whoever waits is told by this.
         self.work: _Work | None = None
         if lane.may_share:
-            self._share()
+            self._share(given)
         for x in given:
             if x.device.type == NAME and id(x) not in self.reading:
                 if x.layout is torch.strided:
                     self.read(id(x), wrap(x.resolve_conj().resolve_neg()))
                 else:
-                    self.reading[id(x)] = x.detach().cpu
+                    self.reading[id(x)], self.is_sparse = x.detach().cpu, True
 
     def _tensors(self, names: Sequence[str]) -> list[torch.Tensor]:
-        return [x for name in names for x in tree_leaves(self.args[name])]
+        return [x for name in names for x in _flat(self.args[name])]
 
     def _check(self, given: Sequence[torch.Tensor]) -> None:
         if self.reduction == "PREMUL_SUM":
@@ -176,9 +178,12 @@ class _Call(Call):
                 f"{self.title()}: Cannot use ReduceOp.{self.reduction} with non-integral dtype"
             )
 
-    def _share(self) -> None:
+    def _share(self, given: Sequence[torch.Tensor]) -> None:
         """Let the result be computed from memory that all ranks share, if it can be: all find the same."""
-        given, written = (self._tensors(n) for n in (self.operator.reads, self.operator.writes))
+        given, written = (
+            given or self._tensors(self.operator.reads),
+            self.outs or self._tensors(self.operator.writes),
+        )
         if len(given) != 1 or len(written) != 1:
             return
         x, parts = given[0], self.lane.size if self.operator.name.endswith("_base_") else 1
@@ -207,7 +212,7 @@ class _Call(Call):
             if not all(map(can_expect, self.outs)):
                 return False
             # Where it writes nothing, its error comes all the same.
-            self.end = Arrival()
+            self.end = Arrival(bring=self.bring)
             self.arrivals = {key: self.arrival(like) for key, like in self.written.items()}
             nodes = {k: self.arrivals[k].node(x.shape, x.dtype) for k, x in self.written.items()}
             # First of all, as another thread may compute what is pending at any time.
@@ -272,6 +277,13 @@ class _Call(Call):
             work.end(works, error)
 
 
+def _flat(value: object) -> list[torch.Tensor]:
+    """Return the tensors of an argument: a tensor, a list of some, or a list of lists."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [x for part in value for x in _flat(part)] if isinstance(value, list) else []
+
+
 def _is_dense(x: torch.Tensor) -> bool:
     return x.device.type == NAME and x.layout is torch.strided
 
@@ -321,12 +333,14 @@ class _Work(c10d.Work):
     def _promise(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future of what it writes, when that is there."""
         with _ending:
-            found, ended = self._answering, self._call is None
+            call, found = self._call, self._answering
+            if call is not None:
+                call.urge()
             if found is None:
                 self._end = torch.futures.Future()
                 # An error that a callback raises is one of C++'s futures too, where one that is set is a value.
                 found = self._answering = self._end.then(self._answer)
-                if ended:
+                if call is None:
                     self._end.set_result(None)
         return found
 
@@ -351,6 +365,9 @@ class _Work(c10d.Work):
         """
         _open.pop(id(self), None)
         later = None if timeout else self._comes_later()
+        call = self._call
+        if later is None and not timeout and call is not None:
+            call.bring()
         if later is not None:
             self._found = later
             if all(x.numel() == 1 for x in later):
@@ -370,6 +387,8 @@ class _Work(c10d.Work):
     def is_completed(self) -> bool:
         """Whether it is done, or has failed."""
         call = self._call
+        if call is not None:
+            call.urge()
         return call is None or call.is_written
 
     def is_success(self) -> bool:
@@ -558,6 +577,21 @@ def _not_cut(
     return found
 
 
+def _with_buckets(
+    original: Callable[..., None],
+    model: torch.nn.parallel.DistributedDataParallel,
+    parameters: Sequence[torch.Tensor],
+    *args: object,
+) -> None:
+    """Make a module's reducer, with buckets of our size where the user does not say."""
+    own: Any = model
+    if own.bucket_bytes_cap_default and all(p.device.type == NAME for p in parameters):
+        nbytes = sum([p.numel() * p.element_size() for p in parameters])
+        own.bucket_bytes_cap = cap = default_cap(nbytes, _lane(model.process_group))
+        own._bucket_config = dataclasses.replace(own._bucket_config, bucket_bytes_cap=cap)
+    original(model, parameters, *args)
+
+
 def _broadcast_coalesced(
     original: Callable[..., None],
     group: c10d.ProcessGroup,
@@ -626,6 +660,8 @@ def register() -> None:
     module: Any = torch.distributed
     module._broadcast_coalesced = partial(hide(_broadcast_coalesced), module._broadcast_coalesced)
     kind: Any = torch.nn.parallel.DistributedDataParallel
+    made = kind._ddp_init_helper
+    kind._ddp_init_helper = lambda *args: _with_buckets(made, *args)
     kind._get_active_ddp_module = partial(hide(_not_cut), kind._get_active_ddp_module)
     opened.prepare = _pack_ahead
     library = torch.library.Library("c10d", "IMPL")

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from webtorch.runtime.arrivals import Arrival
+from webtorch.runtime.arrivals import patiently
 
 # How long kernels have to take a press before the thread presses again, and how often it then does, in seconds.
 _DELAY = 0.1
@@ -70,13 +70,13 @@ def _is_ours(frame: FrameType | None) -> bool:
     """Whether the engine or a kernel is at work: it is among the calls that lead to `frame`, and does not wait for
     another process.
     """
+    ours = False
     while frame is not None:
-        if frame.f_code is Arrival.wait.__code__:
+        if frame.f_code is patiently.__code__:
             return False
-        if frame.f_code.co_filename.startswith(_OURS):
-            return True
+        ours = ours or frame.f_code.co_filename.startswith(_OURS)
         frame = frame.f_back
-    return False
+    return ours
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

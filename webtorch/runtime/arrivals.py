@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from webtorch.ir.dtype import DType
 from webtorch.ir.graph import Node
 from webtorch.ir.view import Shape
+
+
+def patiently(wait: Callable[[], object]) -> None:
+    """Call what waits for other processes and changes nothing here: Ctrl-C may end it anywhere."""
+    wait()
 
 
 class Arrival:
@@ -18,11 +23,11 @@ class Arrival:
     The node stays as it is until it is read, however early the value comes: programs do not depend on times.
     """
 
-    __slots__ = ("_there", "buffer", "error", "place", "reference")
+    __slots__ = ("_bring", "_there", "buffer", "error", "place", "reference")
 
-    def __init__(self, place: object = None) -> None:
-        """`place`: the memory in which it is expected, if that is known."""
-        self._there = threading.Event()
+    def __init__(self, place: object = None, bring: Callable[[], None] | None = None) -> None:
+        """`place`: the memory in which it is expected, if that is known; `bring`: what who waits for it does first."""
+        self._there, self._bring = threading.Event(), bring
         self.place: Any = place
         self.reference: weakref.ref[Node] | None = None
         self.buffer: Any = None
@@ -36,7 +41,7 @@ class Arrival:
 
     def come(self, buffer: object, error: Exception | None = None) -> None:
         """Note that the value is there, or why it is not what it should be. For any thread."""
-        self.buffer, self.error = buffer, error
+        self.buffer, self.error, self._bring = buffer, error, None
         self._there.set()
 
     @property
@@ -46,7 +51,10 @@ class Arrival:
 
     def wait(self) -> None:
         """Wait for it."""
-        self._there.wait()
+        bring = self._bring
+        if bring is not None:
+            bring()
+        patiently(self._there.wait)
 
 
 def sent(arriving: Sequence[Arrival], nodes: Collection[Node]) -> list[Arrival]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -44,6 +44,16 @@ class Buffer(Protocol):
     dtype: DType
     elements: int
     nbytes: int
+
+
+class Reading(Protocol):
+    """What is read of a device, to be awaited."""
+
+    def __await__(self) -> Generator[Any, Any, bytes | bytearray | memoryview]: ...
+
+    def result(self) -> bytes | bytearray | memoryview:
+        """Wait for it, where no coroutine runs."""
+        ...
 
 
 class Shared(Protocol):
@@ -189,9 +199,7 @@ class Backend(Protocol):
         """
         ...
 
-    def download_async(
-        self, buffer: Buffer, *, into: memoryview | None = None
-    ) -> Awaitable[bytes | bytearray | memoryview]:
+    def download_async(self, buffer: Buffer, *, into: memoryview | None = None) -> Reading:
         """Return an awaitable of what `download` returns; other coroutines run meanwhile."""
         ...
 

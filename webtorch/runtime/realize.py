@@ -532,16 +532,20 @@ class Runtime:
     def _set_aside(self, nodes: Collection[Node] | None) -> Sequence[weakref.ref[Owner]]:
         """Take those off the pending ones whose values are among these; None: are yet to come."""
         waiting = self.pending[:]
-        held = [
-            r
-            for r in waiting
-            if (o := r()) is not None
-            and (o.node.kind == "arriving" if nodes is None else o.node in nodes)
-        ]
+        # By owner: one that is sent again and again was noted each time.
+        held: dict[int, weakref.ref[Owner]] = {}
+        rest = []
+        for r in waiting:
+            owner = r()
+            if owner is None:
+                continue
+            if owner.node.kind == "arriving" if nodes is None else owner.node in nodes:
+                held.setdefault(id(owner), r)
+            else:
+                rest.append(r)
         if held:
-            kept = {id(r) for r in held}
-            self.pending[: len(waiting)] = [r for r in waiting if id(r) not in kept]
-        return held
+            self.pending[: len(waiting)] = rest
+        return [*held.values()]
 
     def _others(self, wanted: Owner) -> Collection[Node]:
         """Return the pending values that stand on what is yet to come, or none if `wanted` does. The others may be
@@ -564,13 +568,14 @@ class Runtime:
             return None
         found: dict[int, Taken] = {}
         settled: dict[int, weakref.ref[Owner]] = {}
-        coming, pending = [], self.pending[:]
+        coming: dict[int, weakref.ref[Owner]] = {}
+        pending = self.pending[:]
         for reference in pending:
             owner = reference()
             if owner is None:
                 continue
             if owner.node.kind == "arriving":
-                coming.append(reference)
+                coming.setdefault(id(owner), reference)
                 continue
             settled[id(owner)] = reference
             if owner.node.kind != "buffer":
@@ -579,7 +584,7 @@ class Runtime:
         seen = glance(taken) if taken else None
         if seen is None:
             return None
-        return Seen(taken, seen, self.glances.get(seen[0]), pending, settled, coming)
+        return Seen(taken, seen, self.glances.get(seen[0]), pending, settled, [*coming.values()])
 
     def receive(self, node: Node | None = None) -> None:
         """Wait for a value that another process sends, or for all. Raises what kept it from coming."""

@@ -6,7 +6,7 @@ A processor has done its work when `run` returns, so nothing waits and reads are
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import MappingProxyType
@@ -54,6 +54,10 @@ class _Reading:
         yield from ()
         return self._read()
 
+    def result(self) -> memoryview:
+        """Read it."""
+        return self._read()
+
 
 class ProcessorBackend:
     """The part of a backend of device "cpu" that does not depend on what runs its kernels."""
@@ -89,10 +93,8 @@ class ProcessorBackend:
         """
         raise NotImplementedError
 
-    def download_async(
-        self, buffer: object, *, into: memoryview | None = None
-    ) -> Awaitable[memoryview]:
-        """Return what `download` returns, when that is awaited."""
+    def download_async(self, buffer: object, *, into: memoryview | None = None) -> _Reading:
+        """Return what `download` returns, when that is awaited or asked for."""
         return _Reading(partial(self.download, buffer, into=into))
 
     def at_hand(
