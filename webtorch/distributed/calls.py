@@ -442,7 +442,7 @@ class Call:
         """Let it be done after those before it. `at_once`: this thread gives Gloo the call."""
         self.lane.start(self, at_once)
 
-    def start_message(self, works: list[Foreign]) -> None:
+    def start_message(self, works: Sequence[Foreign]) -> None:
         """Let a thread wait for a message that Gloo has been given."""
         self.is_message = True
         self.lane.messages.submit(self.settle, works)
