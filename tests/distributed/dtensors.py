@@ -597,7 +597,7 @@ def _functional(t: Any) -> None:
 
 @check("processes that are not in a mesh")
 def _outside(t: Any) -> None:
-    mesh = t.dt.DeviceMesh("cpu", [t.ranks - 1])
+    mesh = t.dt.DeviceMesh("cpu", range(t.ranks - 1, t.ranks))
     inside = t.rank == t.ranks - 1
     for x in (
         t.dt.DTensor.from_local(t.torch.ones(3, 4), mesh, [t.s(0)]),

@@ -42,11 +42,11 @@ def current_mesh() -> DeviceMesh:
 
 
 def _shape_of(values: Any) -> tuple[int, ...]:
-    return (len(values), *_shape_of(values[0])) if isinstance(values, (list, tuple)) else ()
+    return (len(values), *_shape_of(values[0])) if isinstance(values, (list, tuple, range)) else ()
 
 
 def _flat(values: Any) -> list[int]:
-    if isinstance(values, (list, tuple)):
+    if isinstance(values, (list, tuple, range)):
         return [rank for part in values for rank in _flat(part)]
     return [int(values)]
 

@@ -147,7 +147,8 @@ class Calls:
         if "out" in kwargs and kwargs["out"] is not None:
             self.tensors = [x for x in self.tensors if x is not kwargs["out"]]
         for x in self.tensors:
-            self._check(x)
+            with Switch(classes=False):
+                self._check(x)
             if isinstance(x, DTensor):
                 x._refresh()
 
@@ -202,13 +203,15 @@ class Calls:
         if entry is not None and entry.splits is by_parts:
             with asking_entries():
                 return self.callee.run(self.args, self.kwargs)
-        split = self._split()
+        # Sizes of DTensors are asked for many times.
+        with Switch(classes=False):
+            split = self._split()
         if split is None and not self.written and len(self.tensors) == 1:
             found = self._viewed()
             if found is not NotImplemented:
                 return found
         if split is not None:
-            operands = [Operand(tuple(x.shape), self.placements(x)) for x in self.tensors]
+            operands = [Operand(x._shape, self.placements(x)) for x in self.tensors]
             choice = choose(split, operands, self.mesh, self.written)
             if choice is not None:
                 return self._split_up(split, choice)
@@ -283,7 +286,7 @@ class Calls:
         sizes = {
             label: size
             for x, labels in zip(self.tensors, split.operands, strict=True)
-            for label, size in zip(labels, x.shape, strict=True)
+            for label, size in zip(labels, x._shape, strict=True)
         }
         results = iter(range(1 << 30))
 
