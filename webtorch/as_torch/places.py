@@ -172,6 +172,10 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "webtorch.distributed.fsdp.module",
         "webtorch.distributed.fsdp.policy",
     ),
+    "torch.distributed.algorithms._checkpoint": ("webtorch.utils.checkpoint_wrapper",),
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": (
+        "webtorch.utils.checkpoint_wrapper",
+    ),
     "torch.distributed._composable.fsdp": ("webtorch.distributed.fsdp",),
     "torch.distributed._composable.fsdp.fully_shard": ("webtorch.distributed.fsdp",),
     "torch.distributed.autograd": ("webtorch.as_torch.names.rpc",),
