@@ -1,24 +1,30 @@
 """Hugging Face's accelerate: `prepare` wraps the model and cuts the data.
 
-accelerate launch --multi_gpu --num_processes=2 examples/distributed/with_accelerate.py
+accelerate launch --multi_gpu --num_processes=2 examples/distributed/with_accelerate.py [--shard]
 
 accelerate knows no "webgpu": `--multi_gpu` starts processes, `cpu=True` chooses Gloo, and ACCELERATE_TORCH_DEVICE the
-device.
+device. Its plugin that shards the model (FSDP2) is for processes with cards, as which these have to count.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
 os.environ["ACCELERATE_TORCH_DEVICE"] = "webgpu"
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
+from accelerate.state import PartialState
 from task import dataset, network
 
 
-def main(epochs: int = 12) -> None:
+def main(shard: bool, epochs: int = 12) -> None:
     """Train, and print the mean loss of each epoch on process 0."""
-    accelerator = Accelerator(cpu=True)
+    plugin = None
+    if shard:
+        PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
+        plugin = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="no_wrap")
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     loader = torch.utils.data.DataLoader(dataset(), 64, shuffle=True)
@@ -38,4 +44,4 @@ def main(epochs: int = 12) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main("--shard" in sys.argv)

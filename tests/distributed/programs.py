@@ -23,6 +23,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from tests.distributed import training
 from tests.distributed.dtensors import square
 from tests.patience import PATIENCE
 
@@ -733,7 +734,9 @@ def run(torch: Any, meshes: list[Any], seed: int) -> str:
     return ""
 
 
-def serve(folder: str, library: str, rank: int, ranks: int, seeds: list[int]) -> None:
+def serve(
+    folder: str, library: str, rank: int, ranks: int, seeds: list[int], kind: str, device: str
+) -> None:
     """Run programs as one rank."""
     if library == "webtorch":
         import webtorch
@@ -748,11 +751,13 @@ def serve(folder: str, library: str, rank: int, ranks: int, seeds: list[int]) ->
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks,
         timeout=datetime.timedelta(seconds=PATIENCE),
     )  # fmt: skip
-    meshes = [init_device_mesh("cpu", shape) for shape in MESHES[ranks]]
+    meshes = [init_device_mesh("cpu", shape) for shape in MESHES[ranks] if kind == "tensors"]
     failed: dict[int, str] = {}
     for seed in seeds:
         Path(folder, f"{rank}.now").write_text(str(seed))
-        found = run(torch, meshes, seed)
+        found = (
+            training.run(torch, device, seed) if kind == "training" else run(torch, meshes, seed)
+        )
         # A fault of one process alone leaves the others waiting: all go on together.
         everyone: list[Any] = [None] * ranks
         torch.distributed.all_gather_object(everyone, found)
@@ -765,7 +770,10 @@ def serve(folder: str, library: str, rank: int, ranks: int, seeds: list[int]) ->
     torch.distributed.destroy_process_group()
 
 
-def faults(library: str, ranks: int, seeds: list[int], timeout: float = 550) -> dict[str, str]:
+def faults(
+    library: str, ranks: int, seeds: list[int], kind: str = "tensors", device: str = "cpu",
+    timeout: float = 550,
+) -> dict[str, str]:  # fmt: skip
     """Return what went wrong in programs of these seeds, by seed."""
     folder = mkdtemp()
     words = [
@@ -780,6 +788,7 @@ def faults(library: str, ranks: int, seeds: list[int], timeout: float = 550) -> 
         library,
     ]
     words += ["--ranks", str(ranks), "--seeds", json.dumps(seeds)]
+    words += ["--kind", kind, "--device", device]
     started = [
         subprocess.Popen([*words, "--rank", str(r)], stderr=subprocess.PIPE, text=True)
         for r in range(ranks)
@@ -808,16 +817,19 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, nargs="*")
     parser.add_argument("--library", default="webtorch")
+    parser.add_argument("--kind", default="tensors", choices=("tensors", "training"))
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--seeds", default="")
     parser.add_argument("--serve", default="")
     given = parser.parse_args()
     if given.serve:
-        serve(given.serve, given.library, given.rank, given.ranks, json.loads(given.seeds))
+        seeds = json.loads(given.seeds)
+        serve(given.serve, given.library, given.rank, given.ranks, seeds, given.kind, given.device)
         return
     seeds = given.only or list(range(given.seed, given.seed + given.count))
-    failed = faults(given.library, given.ranks, seeds)
+    failed = faults(given.library, given.ranks, seeds, given.kind, given.device)
     for seed, text in failed.items():
         sys.stdout.write(f"--- {seed} (on {given.ranks}): {text}\n")
     sys.stdout.write(f"{len(failed)} of {len(seeds)} programs differ\n")

@@ -41,6 +41,7 @@ def run(*arguments: str) -> str:
         ("fsdp2", "torch", _TORCHRUN, ()),
         ("fsdp2", "torch", (*_TORCHRUN, "-m", "webtorch", "run"), ("--device=cpu",)),
         ("with_accelerate", "accelerate", _ACCELERATE, ()),
+        ("with_accelerate", "accelerate", _ACCELERATE, ("--shard",)),
         ("with_lightning", "lightning", (), ()),
         ("with_trainer", "accelerate", _TORCHRUN, ()),
         ("with_ray", "ray pandas pyarrow", (), ()),

@@ -1,4 +1,4 @@
-"""Random programs of DTensors, beside whole tensors."""
+"""Random programs of DTensors, beside whole tensors, and programs that train, beside one process."""
 
 from __future__ import annotations
 
@@ -17,4 +17,17 @@ from tests.distributed import programs
 )
 def test_random_programs_give_what_whole_tensors_do(ranks: int, seeds: range) -> None:
     failed = programs.faults("webtorch", ranks, list(seeds))
+    assert not failed, "\n".join(f"{seed}: {text}" for seed, text in failed.items())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seeds"),
+    [
+        (2, range(100, 106)),
+        pytest.param(2, range(200, 250), marks=pytest.mark.long),
+        pytest.param(4, range(300, 330), marks=pytest.mark.long),
+    ],
+)
+def test_random_programs_train_as_one_process_does(ranks: int, seeds: range) -> None:
+    failed = programs.faults("webtorch", ranks, list(seeds), "training")
     assert not failed, "\n".join(f"{seed}: {text}" for seed, text in failed.items())

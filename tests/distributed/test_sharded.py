@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -12,6 +14,7 @@ from tests.distributed import started
 from tests.distributed.models import MODELS
 from tests.distributed.sharded import COMPILED, FOUR, TWO
 from webtorch.distributed.fsdp import FullyShardedDataParallel
+from webtorch.tensors.storage import Refilled, held
 
 
 def _processes(library: str, device: str, ranks: int, *rest: str) -> list[dict[str, Any]]:
@@ -75,3 +78,19 @@ def test_models_train_as_in_one_process(device: str, ranks: int, steps: int) -> 
 def test_the_older_ways_name_the_new_one() -> None:
     with pytest.raises(NotImplementedError, match="fully_shard"):
         FullyShardedDataParallel(torch.nn.Linear(2, 2))
+
+
+def test_a_value_does_not_go_while_another_thread_goes_through_what_is_pending() -> None:
+    """As the thread of `async_save` does while a module lets go of its parameters."""
+    x = torch.ones(4)
+    runtime = x._storage.runtime
+    storage = Refilled(x._storage.node, runtime)
+    storage.fill((torch.ones(4) * 3)._storage.node)
+    with ThreadPoolExecutor(1) as threads:
+        with runtime.lock:
+            gone = threads.submit(storage.empty)
+            time.sleep(0.05)
+            assert held(storage) is not None
+        gone.result()
+    assert held(storage) is None
+    assert all(r() is not storage for r in runtime.pending)

@@ -313,6 +313,20 @@ def test_gradients_in_a_bucket_are_stepped_by_known_calls(monkeypatch: pytest.Mo
         dist.destroy_process_group()
 
 
+def test_who_gave_accelerate_a_plugin_is_told_that_it_makes_replicas(
+    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for asked in ("false", "true"):
+            monkeypatch.setenv("ACCELERATE_USE_FSDP", asked)
+            torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2).to("webgpu"))
+            told = [w for w in recwarn.list if "takes no FSDP plugin" in str(w.message)]
+            assert len(told) == (asked == "true")
+    finally:
+        dist.destroy_process_group()
+
+
 def test_profiles_name_what_goes_through_shared_memory(found: Found) -> None:
     for each in found:
         assert "shared memory:allreduce" in each["profiled names"]

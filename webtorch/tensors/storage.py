@@ -460,7 +460,8 @@ class Refilled(Storage):
     def empty(self) -> None:
         """Let go of the value. Whoever reads it from now on gets RuntimeError."""
         runtime = self.runtime
-        with runtime.writing:
+        # Not while another thread that computes goes through what is pending.
+        with runtime.lock, runtime.writing:
             if held(self) is not None:
                 del self.node
             # Nobody who goes through all owners of values meets it. A value that is not computed yet is now a part of

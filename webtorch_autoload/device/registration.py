@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
 import sys
+import warnings
 import weakref
 from datetime import timedelta
 from types import ModuleType
@@ -104,6 +106,7 @@ def _process_groups(torch: ModuleType) -> None:
     _attempts(torch)
     _communication_hooks(torch)
     _unused_parameters(torch)
+    _plugins_not_taken()
 
 
 def _attempts(torch: ModuleType) -> None:
@@ -187,6 +190,28 @@ def _unused_parameters(torch: ModuleType) -> None:
 
     for name in ("_ddp_init_helper", "_set_static_graph"):
         setattr(parallel, name, noting(getattr(parallel, name)))
+
+
+def _plugins_not_taken() -> None:
+    """Tell whose accelerate makes replicas though it was given a plugin that shards."""
+    parallel: _Private = importlib.import_module(
+        "torch.nn.parallel.distributed"
+    ).DistributedDataParallel
+    begin = parallel._ddp_init_helper
+
+    @functools.wraps(begin)
+    def told(self: _Private, *args: Any, **options: Any) -> None:
+        """Begin as before."""
+        if self.device_type == NAME and os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
+            warnings.warn(
+                "accelerate takes no FSDP plugin with Accelerator(cpu=True): this model trains with "
+                "DistributedDataParallel. To shard it, let the program begin with "
+                "accelerate.state.PartialState(cpu=True).distributed_type = accelerate.DistributedType.MULTI_GPU",
+                stacklevel=3,
+            )
+        begin(self, *args, **options)
+
+    parallel._ddp_init_helper = told
 
 
 def _allocation(torch: ModuleType) -> None:
