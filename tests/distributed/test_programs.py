@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from tests.distributed import programs
@@ -23,11 +25,11 @@ def test_random_programs_give_what_whole_tensors_do(ranks: int, seeds: range) ->
 @pytest.mark.parametrize(
     ("ranks", "seeds"),
     [
-        (2, range(100, 106)),
-        pytest.param(2, range(200, 250), marks=pytest.mark.long),
-        pytest.param(4, range(300, 330), marks=pytest.mark.long),
+        # 141: a weight that is shared around reentrant checkpoints, whose passes end before its gradient is there.
+        (2, [*range(100, 104), 141]),
+        pytest.param(2, range(104, 132), marks=pytest.mark.long),
     ],
 )
-def test_random_programs_train_as_one_process_does(ranks: int, seeds: range) -> None:
+def test_random_programs_train_as_one_process_does(ranks: int, seeds: Iterable[int]) -> None:
     failed = programs.faults("webtorch", ranks, list(seeds), "training")
     assert not failed, "\n".join(f"{seed}: {text}" for seed, text in failed.items())

@@ -49,6 +49,9 @@ class Drawn:
         self.groups, self.schedules = rng.random() < 0.3, rng.random() < 0.3
         self.accumulates = rng.choice((1, 1, 2, 3))
         self.clips = rng.choice((None, None, 2.0, float("inf"), "value"))
+        if self.way in ("tp", "both") and self.clips != "value":
+            # Norms are whole there, or on another mesh: PyTorch, too, has no norm of both kinds at once.
+            self.clips = None
         self.casts = rng.random() < 0.2
         self.again = rng.choice((None, None, None, "new", "reentrant", "wrapped"))
         self.hook = rng.choice((None, None, "forward", "tensor", "parameter", "module", "post"))

@@ -162,9 +162,13 @@ class _Reducer:
             return
         if not self.begun:
             self.begun = True
-            queue_callback(self.finish)
             for p in self.unused or ():
                 self._mark(p)
+        if id(parameter) in self.seen:
+            raise RuntimeError(
+                "Expected to mark a variable ready only once. A parameter has had its gradient twice in one pass, or "
+                "was taken for unused: checkpoint(use_reentrant=True) hides what it uses. Give use_reentrant=False"
+            )
         self._mark(parameter)
 
     def _mark(self, parameter: Tensor) -> None:
@@ -175,6 +179,9 @@ class _Reducer:
         # In the order of the buckets, on all processes.
         while len(self.sent) < len(self.buckets) and not self.missing[len(self.sent)]:
             self._send(len(self.sent))
+            if len(self.sent) == len(self.buckets):
+                # Not before: a reentrant checkpoint's own pass may end first.
+                queue_callback(self.finish)
 
     def _send(self, number: int, absent: bool = False) -> None:
         """Send a bucket; of zeros from a process that is `absent`."""
@@ -201,10 +208,9 @@ class _Reducer:
         self.sent.append((made, work))
 
     def finish(self) -> None:
-        """Put the means in their places, at the end of the pass."""
-        if len(self.sent) < len(self.buckets):
-            # The next forward says which are missing.
-            return
+        """Put the means in their places, at the end of the pass. Where parameters are missing it is not called: the
+        next forward says which.
+        """
         with no_grad():
             kept = self._unused_everywhere()
             for bucket, work in self.sent:
