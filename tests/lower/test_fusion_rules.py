@@ -273,9 +273,9 @@ RULES: dict[str, tuple[Case, list[str], list[Said], Case, list[str]]] = {
         ["sum_exp_sum"],
     ),
     "row_again": (
-        Case(_normalised(0), ((129, 128),)),
+        Case(_normalised(0), ((513, 128),)),
         ["max", "sub_exp_sum", "sub_exp_div"],
-        [(1, 0, "128 rows of 129 do not lie together, so one kernel would walk them badly twice")],
+        [(1, 0, "128 rows of 513 do not lie together, so one kernel would walk them badly twice")],
         Case(_normalised(0), ((128, 128),)),
         ["max_sub_exp_sum_div"],
     ),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import webtorch
 from tests.lower.graphs import program_of
@@ -15,7 +18,9 @@ from webtorch.ir import expr as ex
 from webtorch.ir.dtype import float32
 from webtorch.ir.kernel import BufferSlot, Kernel, Several, Store
 from webtorch.ir.program import Dispatch, Program
+from webtorch.llm.model import attend
 from webtorch.lower.turns import put_in_turn
+from webtorch.lower.wgsl import render
 from webtorch.nn import functional as F
 from webtorch.quantization import quantize
 from webtorch.runtime.meta import COMMON_GPU
@@ -145,6 +150,110 @@ def test_kernels_in_turn_give_what_they_give_apart(device: str, dtype: str) -> N
         runtime.programs.clear()
     for a, b in zip(*found, strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-3 if dtype == "float16" else 1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("source", [512, 1024, 8448, 33024])
+@pytest.mark.parametrize("heads", [(32, 8, 128), (14, 2, 64)])
+def test_attention_of_one_query_is_many_groups_and_what_puts_their_results_together(
+    source: int, heads: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend: Any = resolve("meta").backend
+    limits = replace(GPU, max_workgroup_invocations=1024, workgroup_memory_bytes=49152)
+    monkeypatch.setattr(backend, "limits", limits)
+    count, shared, size = heads
+
+    def step(q: Any, k: Any, v: Any, at: Any) -> Any:
+        seen = webtorch.arange(source, device="meta") <= at
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+
+    q = webtorch.zeros(1, count, 1, size, device="meta")
+    k = webtorch.zeros(1, source, shared, size, device="meta").transpose(1, 2)
+    program = program_of(step, q, k, k.clone(), webtorch.zeros(1, device="meta"), limits=limits)
+    found = turns(program)
+    assert found[0][0] in (2, 3) and found[0][1] % shared == 0 and found[-1] == (1, 0)
+    if source > 1024:
+        assert len(found) == 2 and found[0][0] == 3 and found[0][1] >= 128
+    # Each group reads keys only where its part has some that are seen.
+    several = program.routines[0]
+    passes = render(several, limits, "dawn")
+    assert len(passes) == 1 and re.search(r"k: i32 = v\d+; k <", passes[0].source)
+
+
+MASKS: dict[str, Callable[[Any], Any]] = {
+    "none": lambda at: None,
+    "first": lambda at: at <= 0,
+    "few": lambda at: at <= 300,
+    "window": lambda at: (at > 500) & (at <= 643),
+    "nothing": lambda at: at < 0,
+    "added": lambda at: np.where(at % 3 == 1, -np.inf, np.sin(at)).astype(np.float32),
+}
+
+
+@pytest.mark.parametrize("device", ["webgpu"], indirect=True)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_attention_in_parts_agrees_with_pytorch(
+    device: str, mask: str, queries: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = resolve(device)
+    backend: Any = runtime.backend
+    monkeypatch.setattr(backend, "limits", replace(backend.limits, is_gpu=True, has_turns=True))
+    rng = np.random.default_rng(0)
+    shapes = ((2, 4, queries, 40), (2, 2, 1040, 40), (2, 2, 1040, 24))
+    given = [rng.standard_normal(s, dtype=np.float32) for s in shapes]
+    seen = MASKS[mask](np.arange(1040)[None])
+    exact = [torch.from_numpy(x).to(getattr(torch, dtype)).double() for x in given]
+    shown = None if seen is None else torch.from_numpy(seen)
+    shown = shown if shown is None or shown.dtype is torch.bool else shown.double()
+    attend = torch.nn.functional.scaled_dot_product_attention
+    wanted = attend(*exact, attn_mask=shown, enable_gqa=True)
+    if mask == "nothing":
+        wanted = torch.zeros_like(wanted)  # PyTorch's too, or NaN, by the kernel that it takes
+    kind = getattr(webtorch, dtype)
+    tensors = [webtorch.from_numpy(x).to(kind).to(device) for x in given]
+    masks = [] if seen is None else [webtorch.from_numpy(seen).to(device)]
+    step = webtorch.compile(
+        lambda q, k, v, m=None: F.scaled_dot_product_attention(
+            q, k, v, attn_mask=m, enable_gqa=True
+        )
+    )
+    result = step(*tensors, *masks).float().cpu().numpy()
+    first = step.program().routines[0]
+    assert isinstance(first, Several) and len(first.parts) >= 2
+    runtime.programs.clear()
+    np.testing.assert_allclose(result, wanted.numpy(), atol=1e-6 if dtype == "float32" else 1e-3)
+
+
+@pytest.mark.parametrize("device", ["webgpu"], indirect=True)
+def test_parts_know_caps_sinks_and_caches_of_bytes(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = resolve(device)
+    backend: Any = runtime.backend
+    monkeypatch.setattr(backend, "limits", replace(backend.limits, is_gpu=True, has_turns=True))
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((1, 8, 1, 32), dtype=np.float32)
+    k, v = (rng.integers(-127, 128, (1, 4, 768, 32), dtype=np.int8) for _ in range(2))
+    scale = rng.uniform(0.001, 0.02, (1, 4, 768, 1)).astype(np.float32)
+    sinks, seen = rng.standard_normal(8, dtype=np.float32), np.arange(768)[None] <= 400
+
+    def step(q: Any, k: Any, v: Any, scale: Any, sinks: Any, seen: Any) -> Any:
+        return attend(q, k.float() * scale, v.float() * scale, seen, 0.2, 30.0, sinks)
+
+    keys, values = (torch.from_numpy(x).double() * torch.from_numpy(scale).double() for x in (k, v))
+    keys, values = (x.repeat_interleave(2, 1) for x in (keys, values))
+    scores = torch.from_numpy(q).double() @ keys.mT * 0.2
+    scores = (torch.tanh(scores / 30.0) * 30.0).masked_fill(~torch.from_numpy(seen), -torch.inf)
+    held = torch.from_numpy(sinks).double().reshape(1, 8, 1, 1)
+    wanted = torch.softmax(torch.cat([scores, held], -1), -1)[..., :-1] @ values
+    given = [webtorch.from_numpy(x).to(device) for x in (q, k, v, scale, sinks, seen)]
+    compiled = webtorch.compile(step)
+    result = compiled(*given).cpu().numpy()
+    first = compiled.program().routines[0]
+    assert isinstance(first, Several) and len(first.parts) >= 2
+    runtime.programs.clear()
+    np.testing.assert_allclose(result, wanted.numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("device", ["webgpu"], indirect=True)

@@ -14,9 +14,11 @@ from webtorch.errors import DTypeError, ShapeError
 from webtorch.functions.composite import dropout
 from webtorch.functions.contract import matmul
 from webtorch.functions.random import default_generator
-from webtorch.ir.dtype import bool_, float32, int64
-from webtorch.ir.view import Shape
-from webtorch.ops.comparison import _where, clamp_min
+from webtorch.ir.dtype import bool_, float32, float64, int64
+from webtorch.ir.view import Shape, numel
+from webtorch.ops.activation import threshold_backward
+from webtorch.ops.circular import tanh
+from webtorch.ops.comparison import _where, clamp_min, maximum
 from webtorch.ops.elementwise import exp
 from webtorch.ops.primitive import (
     attention,
@@ -35,6 +37,12 @@ from webtorch.tensors.tensor import Tensor
 
 # The lowest float32.
 _LOWEST = -3.4028234663852886e38
+# Queries that share a key, up to which they are sums (as `lower/passes` makes them); keys of a part; workgroups that
+# keep a card at work.
+_FEW, _PART, _LEAST_PART, _GROUPS = 8, 256, 64, 512
+# Parts up to which they are put together in little time, where they need not be more; keys, and workgroups without
+# parts, from which parts take less time than products.
+_PARTS, _LONG, _MANY_GROUPS = 128, 512, 64
 
 
 @composite(
@@ -154,6 +162,9 @@ def scaled_dot_product_attention(
     if out is not None:
         return out
     dtype = query.dtype
+    parts = 0 if is_causal or dropout_p > 0.0 else part_count(query, key, value, attn_mask)
+    if parts:
+        return attention_in_parts(query, key, value, attn_mask, factor, parts)
     if dtype.itemsize < 4 and not multiplies_narrow(query, key):
         # Scores of 16 bits are off by half where they are large. As PyTorch's own products do it.
         query, key, value = (t.to(dtype.compute) for t in (query, key, value))
@@ -164,6 +175,87 @@ def scaled_dot_product_attention(
     if dropout_p > 0.0:
         weights = dropout(weights, dropout_p)
     return _by_groups(weights, value, enable_gqa).to(dtype)
+
+
+def part_count(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> int:
+    """Return in how many parts of the keys few queries (.., H, L, E) are computed by `attention_in_parts`; 0 where
+    products serve better.
+    """
+    limits = query._storage.runtime.backend.limits
+    tensors = (query, key, value) if mask is None else (query, key, value, mask)
+    ranked = 3 <= query.ndim == key.ndim == value.ndim
+    if not (limits.has_turns and ranked) or query.dtype is float64 or needs_grad(tensors):
+        return 0
+    *batch, heads, length, _ = query._shape
+    shared, source = key._shape[-3:-1]
+    if not query.numel() or not value.numel() or value._shape[:-1] != key._shape[:-1]:
+        return 0
+    if heads % shared or length * (heads // shared) > _FEW or list(key._shape[:-3]) != batch:
+        return 0
+    groups = numel(tuple(batch)) * shared
+    if source < (_LONG if groups < _MANY_GROUPS else 2 * _LEAST_PART):
+        return 0
+    few = groups < _GROUPS // 2
+    fewest = min(_GROUPS // groups, source // _LEAST_PART, _PARTS) if few else 1
+    least = max(source // _PART, fewest, 1)
+    fitting = (n for n in range(least, 2 * least) if source % (4 * n) == 0)
+    return next(fitting, 0)
+
+
+def attention_in_parts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    factor: float,
+    parts: int,
+    cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Return the attention of few queries (.., H, L, E), the keys (.., G, S, E) of each head in so many parts, whose
+    results are put together by their largest scores and sums (Milakov and Gimelshein, 2018).
+
+    Of a part that a mask hides no key and no value is read. cap: scores are cap * tanh(score / cap). sinks: (H,), a
+    score of each head that takes its part and gives nothing.
+    """
+    (*batch, heads, length, size), (shared, source) = query._shape, key._shape[-3:-1]
+    shape = (*batch, shared, parts, heads // shared, length)
+    last, across = len(shape), len(shape) - 3
+    q = query.reshape((*batch, shared, 1, heads // shared, length, 1, size)).float() * factor
+    k, v = (x.unflatten(-2, (parts, -1)).unsqueeze(-3).unsqueeze(-3).float() for x in (key, value))
+    terms, seen, bias = q * k, None, None
+    if mask is not None:
+        m = mask.expand((*batch, heads, length, source)).unflatten(-3, (shared, -1))
+        m = m.unflatten(-1, (parts, -1)).movedim(-2, -4)  # (*shape, source / parts)
+        seen, bias = (m, None) if mask.dtype is bool_ else (None, m.float())
+    if seen is not None:
+        terms = threshold_backward(terms, seen.unsqueeze(-1).float(), 0.0)
+    scores = reduce_dims(terms, "sum", (last + 1,)).squeeze(-1)
+    if cap is not None:
+        scores = tanh(scores / cap) * cap
+    if bias is not None:
+        scores = scores + bias
+    if seen is not None:
+        scores = _where(seen, scores, -math.inf)
+    top = clamp_min(reduce_dims(scores, "max", (last,)), _LOWEST)
+    e = exp(scores - top)
+    total = reduce_dims(e, "sum", (last,))
+    terms = threshold_backward(e.unsqueeze(-1) * v, total.unsqueeze(-1), 0.0)
+    found = reduce_dims(terms, "sum", (last,)).squeeze(-2)  # (*shape, width)
+    if parts > 1 or sinks is not None:
+        # Each channel by itself, so that it is one kernel.
+        top, total = (
+            x.unsqueeze(-1).expand(found._shape) for x in (top.squeeze(-1), total.squeeze(-1))
+        )
+        whole = reduce_dims(top, "max", (across,))
+        sink = None if sinks is None else sinks.float().reshape((shared, 1, -1, 1, 1))
+        whole = whole if sink is None else maximum(whole, sink)
+        share = exp(top - whole)
+        found = reduce_dims(found * share, "sum", (across,))
+        total = reduce_dims(total * share, "sum", (across,))
+        total = total if sink is None else total + exp(sink - whole)
+    out = found / clamp_min(total, 1.0)
+    return out.reshape((*batch, heads, length, value._shape[-1])).to(query.dtype)
 
 
 def _scores(

@@ -14,7 +14,7 @@ from webtorch.capture import compile as compiled
 from webtorch.errors import WebtorchError
 from webtorch.functions import public as webtorch
 from webtorch.ir.dtype import DType
-from webtorch.llm.cache import PIECES, Cache, rewinds
+from webtorch.llm.cache import PIECES, Cache, rewinds, room
 from webtorch.llm.config import Config
 from webtorch.llm.model import Mixture, Model
 from webtorch.llm.sampling import Chooser, Kind, Sampling
@@ -394,7 +394,7 @@ class Batch:
         length = LEAST
         while length < needed:
             length *= 4
-        return min(length, self.context + PIECES[-1])
+        return min(length, room(self.context))
 
     def _wide(self, text: _Text) -> int:
         """Return how long the next piece of a text's prompt is, with what fills it up."""

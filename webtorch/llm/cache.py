@@ -14,16 +14,24 @@ PIECES = (256, 64, 16)
 Held = list[Tensor]
 
 
+def room(context: int) -> int:
+    """Return how many places there are for a text of so many tokens and a piece of a prompt more: many of them in
+    whole parts, which a device computes beside each other.
+    """
+    whole, step = context + PIECES[-1], PIECES[0]
+    return whole if whole <= step else -(-whole // step) * step
+
+
 def _places(config: Config, layer: int, context: int) -> int:
     """Return how many places a layer keeps of a text: those that it sees, and a piece of a prompt more."""
-    whole, window = context + PIECES[-1], config.window(layer)
+    whole, window = room(context), config.window(layer)
     return whole if window is None else min(whole, window + PIECES[0])
 
 
 def rewinds(config: Config, context: int) -> int | None:
     """Return by how many tokens a text may be taken back, or None for any: layers with a window keep no more."""
     kept = [i for i in range(config.num_hidden_layers) if config.window(i) is not None]
-    short = any(_places(config, i, context) < context + PIECES[-1] for i in kept)
+    short = any(_places(config, i, context) < room(context) for i in kept)
     # What is too much of a piece is written over the oldest.
     return PIECES[0] - PIECES[-1] - 1 if short else None
 
@@ -94,7 +102,7 @@ class Reading:
         self.to = (texts.unsqueeze(1) * places + at % places).flatten()
         here, last = at.unsqueeze(-1), at[:, -1:].unsqueeze(-1)
         there = webtorch.arange(self.length, device=at.device)
-        if window is not None and places < cache.context + PIECES[-1]:
+        if window is not None and places < room(cache.context):
             # The last token that was written there.
             there = last - (last - there) % places
             seen = (there <= here) & (there > here - window) & (there >= 0)

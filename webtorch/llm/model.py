@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from webtorch.functions import public as webtorch
+from webtorch.functions.attention import attention_in_parts, part_count
 from webtorch.ir.dtype import DType
 from webtorch.llm.cache import Cache, Held, Reading
 from webtorch.llm.config import Config, Rope
@@ -48,6 +49,9 @@ def attend(
     mask: (T, S) or (N, 1, T, S), True where a place is seen; None: all before and its own. cap: scores are cap *
     tanh(score / cap) (Gemma 2). sinks: (heads,), a score that takes its part and gives nothing (Xiao et al., 2024).
     """
+    count = part_count(q, k, v) if mask is not None else 0
+    if count:
+        return attention_in_parts(q, k, v, mask, scale, count, cap, sinks)
     if cap is None and sinks is None:
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True

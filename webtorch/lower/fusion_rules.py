@@ -32,6 +32,8 @@ _MAX_EPILOGUE_COST = 20
 # Rows longer than this are not kept inside one kernel: one workgroup or thread would walk them
 # several times.
 _MAX_FUSED_ROW = 65536
+# Rows up to this long are still in a card's cache when they are walked again, however they lie.
+_SHORT_ROW = 512
 # Values of so few points are kept in one kernel however they lie.
 _FEW_POINTS = 16384
 
@@ -251,7 +253,8 @@ def row_again(facts: Facts, new: Newcomer, group: Group) -> str | None:
     if new.loops is None or group.kind != "row":
         return None
     # Sums side by side store nothing at inner points; a sum of what was summed walks the row again.
-    aside = facts.limits.is_gpu and new.reads.isdisjoint(group.members)
+    short = new.loops.inner_count <= _SHORT_ROW
+    aside = facts.limits.is_gpu and (short or new.reads.isdisjoint(group.members))
     return None if aside or facts.row_fits(new.loops) else _unfit(new.loops)
 
 

@@ -28,6 +28,8 @@ _MOST_WORK = 400_000
 _MOST_POINTS = 1 << 16
 # How many times as much as all others together a large one takes.
 _LARGER = 16
+# Operations and points of a kernel that each of many groups may have, and inner points that it should have.
+_MOST_WORK_OF_MANY, _MOST_POINTS_OF_MANY, _LEAST_OF_MANY = 1 << 21, 2048, 24576
 # The part of a workgroup's memory that may hold what it alone sees.
 _HELD = 0.75
 # What reading an element counts as.
@@ -176,6 +178,8 @@ def _groups(parts: Sequence[_Part], limits: Limits) -> int | str:
     points = max(part.kernel.outer_count for part in parts)
     if work <= few * _MOST_WORK and points <= _MOST_POINTS:
         return few
+    if parts[0].work * _LARGER >= work and (many := _many_groups(parts, whole, limits)):
+        return many
     # A large one, and small ones that need what it computes: so many groups keep a card at work, as it does by itself.
     rest = sum(part.work for part in parts) - work
     if rest * _LARGER <= work and parts[0].work == work:
@@ -186,6 +190,27 @@ def _groups(parts: Sequence[_Part], limits: Limits) -> int | str:
         f"a workgroup that needs nothing of others does {work // few} operations of one of them, which has {points} "
         f"points: at most {_MOST_WORK}, for {_MOST_POINTS} points, take less time than a dispatch costs"
     )
+
+
+def _many_groups(parts: Sequence[_Part], whole: int, limits: Limits) -> int:
+    """Return in how many groups large kernels run in turn, each of which leaves the next no more than a workgroup's
+    memory holds: scores, what they become, and values. They keep a card at work; 0: there are no such groups.
+    """
+    work = max(part.work for part in parts)
+    kernels = [part.kernel for part in parts]
+    points = max(k.outer_count for k in kernels)
+    # What each leaves at its points.
+    left = sum(
+        k.outer_count * (k.inner_count if any(s.level == "inner" for s in k.stores) else 1)
+        for k in kernels[:-1]
+    )
+    held = int(_HELD * limits.workgroup_memory_bytes) // 4
+    least = max(work // _MOST_WORK_OF_MANY, points // _MOST_POINTS_OF_MANY, left // held)
+    most = max(k.outer_count * k.inner_count for k in kernels) // _LEAST_OF_MANY
+    most = min(most, points // _FEW_GROUPS, limits.max_workgroups_per_dim)
+    shares = _shares(whole, max(least, _FEW_GROUPS) + 1, most)
+    apart = [g for g in shares if _are_apart(parts, g)]
+    return next((g for g in apart if g >= _MANY_GROUPS), max(apart, default=0))
 
 
 def _shares(whole: int, least: int, most: int) -> list[int]:

@@ -238,6 +238,7 @@ class ReductionWriter:
         self.size = geometry.tx * geometry.ty
         n = self.k.inner_count
         self.begin, self.end = "", str(n)
+        self.k, self.zeros = _without_zeros(self.k)
         self.per_block = geometry.ty * writer.lanes
         self.blocks = -(-n // self.per_block)
         varying = writer.limits.varying
@@ -249,6 +250,7 @@ class ReductionWriter:
         self.long = any(e.dtype is float64 for e in self.k.expressions())
         self.static = (
             geometry.split == 1
+            and not self.zeros
             and points <= _STATIC_POINTS
             and (points == 1 or (points * nodes <= _STATIC_NODES and not self.long))
             and not (not writer.limits.is_gpu and geometry.ty == 1 and points > 4)
@@ -427,6 +429,10 @@ class ReductionWriter:
         start = f"ty * {w.lanes}" if self.g.ty > 1 else "0"
         if self.begin:
             start = f"{self.begin} + {start}"
+        if self.zeros:
+            # Where all of them hold nothing is read.
+            found = " && ".join(dict.fromkeys(w.value(c, w.top) for c in self.zeros))
+            start = w.bind(f"select({start}, {self.end}, {found})", self.body)
         sums = [a for a in accs if a.reduce.op == "sum" and a.kind == "f32"]
         turns = self.turns // self.g.split
         blocked = bool(sums) and turns > 2 * _BLOCK
@@ -474,6 +480,7 @@ class ReductionWriter:
 
         if not blocked:
             self.body += loops(start, self.end, "")
+            self._add_zeros(accs)
             return
         # A long running sum loses digits: each block of terms gets its own partial sum.
         self.body.append(
@@ -484,6 +491,16 @@ class ReductionWriter:
         self.body += loops("kb", "stop", "  ")
         self.body += [f"  {a.value} = {a.value} + part{a.stage};" for a in sums]
         self.body.append("}")
+        self._add_zeros(accs)
+
+    def _add_zeros(self, accs: list[_Accumulator]) -> None:
+        """Give the sums of zeros of a loop that only some others need."""
+        if len(set(self.zeros)) < 2:
+            return
+        for acc in accs:
+            hidden = self.w.value(self.zeros[acc.stage], self.w.top)
+            nothing = identity(acc.reduce.op, acc.kind)
+            self.body.append(f"{acc.value} = select({acc.value}, {nothing}, {hidden});")
 
     def gather(self, accs: list[_Accumulator]) -> None:
         """Combine the accumulators of the invocations that share a point; all of them get the
@@ -654,6 +671,23 @@ class ReductionWriter:
             else:
                 for scope in scopes:
                     writer.store(store, scope, guard)
+
+
+def _without_zeros(kernel: Kernel) -> tuple[Kernel, list[Expr]]:
+    """Return a kernel's sums without the zeros that each adds up where a condition holds, which hangs on the outer
+    point alone, and these conditions: none, if one of them has no such.
+    """
+    rank, conditions = len(kernel.outer), list[Expr]()
+    for r in kernel.reduces:
+        zero = r.value.args[1] if r.value.op == "where" else None
+        if r.op != "sum" or zero is None or zero.op != "const" or zero.value != 0:
+            return kernel, []
+        conditions.append(r.value.args[0])
+    for node in ex.walk(*conditions):
+        if node.op == "reduced" or (node.op == "index" and node.value[0] >= rank):
+            return kernel, []
+    sums = [replace(r, value=r.value.args[2]) for r in kernel.reduces]
+    return replace(kernel, reduces=tuple(sums)), conditions
 
 
 def _reads_any(stores: list[Store], checks: list[Check], buffers: set[int]) -> bool:

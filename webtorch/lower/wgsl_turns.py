@@ -28,6 +28,8 @@ from webtorch.lower.wgsl_writer import VECTOR_POINTS, KernelWriter
 
 # Points of a kernel for each invocation, where a workgroup may have so many.
 _POINTS = 4
+# Invocations that a card takes at once, and those of a workgroup of many.
+_FULL, _MANY = 1 << 17, 256
 # Invocations that a workgroup should have when rows are computed together.
 _LEFT = 128
 
@@ -45,7 +47,8 @@ def _together(routine: Several, limits: Limits) -> WgslPass | None:
     parts = [_row_part(p, limits, groups) if p.reduces else flat(p) for p in routine.parts]
     most = max(p.outer_count * p.inner_count for p in routine.parts) // groups
     size = power_below(limits.max_workgroup_invocations)
-    while size > 64 and size * _POINTS > most:
+    # Several of many groups run side by side, so that one works while another waits.
+    while size > 64 and (size * _POINTS > most or (size > _MANY and size * groups > _FULL)):
         size //= 2
     writers = [_writer(p, limits, groups) for p in parts]
     if any(w.in_turn for w in writers) or not _agree(writers):
