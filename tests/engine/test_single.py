@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import webtorch
+from tests.conftest import need_device
 from tests.scripts.following import scripts
 from webtorch.runtime.frozen import freeze, glance, signature, to_graph
 
@@ -245,3 +246,15 @@ def test_results_of_one_call_that_are_read_together_are_computed_with_their_own_
         _, places = x.min(1)
         assert places.tolist() == [row.index(min(row)) for row in rows]
     assert runtime.counters.misses == misses
+
+
+def test_values_of_one_form_may_be_on_several_devices() -> None:
+    need_device("webgpu")
+    for n in range(4):
+        # A graphics card first: what is known of its program says nothing to the processor.
+        for device in ("webgpu", "cpu"):
+            x = webtorch.tensor([1.0, 2.0, 3.0 + n], device=device)
+            assert (x * 2).tolist() == [2.0, 4.0, 6.0 + 2 * n]
+            assert x.half().tolist() == [1.0, 2.0, 3.0 + n]
+            values, places = x.max(0)
+            assert (values.item(), places.item()) == (3.0 + n, 2)

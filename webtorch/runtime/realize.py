@@ -638,9 +638,12 @@ class Runtime:
                     code, instruction = node.line
                     key = key, code.co_filename, code.co_firstlineno, instruction
                 known = form.programs.get(key)
-                if known is not None and known.plan != b"" and known is not form.latest:
+                if known is None or known.runtime is not self:
+                    # Values of one form may be on several devices.
+                    return None
+                if known.plan != b"" and known is not form.latest:
                     self._prepare(known, owner)
-            if known is None or known.runtime is not self:
+            if known is None:
                 return None
             executable = known.executable()
             if executable is None:
