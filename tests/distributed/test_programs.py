@@ -25,9 +25,10 @@ def test_random_programs_give_what_whole_tensors_do(ranks: int, seeds: range) ->
 @pytest.mark.parametrize(
     ("ranks", "seeds"),
     [
+        # 132: a compiled step that goes on as usual, with shapes on "meta".
         # 141: a weight that is shared around reentrant checkpoints, whose passes end before its gradient is there.
-        (2, [*range(100, 104), 141]),
-        pytest.param(2, range(104, 132), marks=pytest.mark.long),
+        (2, [*range(100, 104), 132, 141]),
+        pytest.param(2, range(104, 131), marks=pytest.mark.long),
     ],
 )
 def test_random_programs_train_as_one_process_does(ranks: int, seeds: Iterable[int]) -> None:

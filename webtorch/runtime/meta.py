@@ -117,6 +117,11 @@ class MetaRuntime(Runtime):
         """Compute nothing. Raises NoValuesError while a formula is recorded: its operands have no values."""
         if formulas.on:
             raise NoValuesError("a formula is recorded once for all elements: it reads no value")
+        if not self.capturing:
+            # What is left of a capture that was given up.
+            left, self.pending[:] = self.pending[:], []
+            for owner in [o for reference in left if (o := reference()) is not None]:
+                self.add(owner)
         super().realize(wanted)
 
     def add(self, owner: Owner) -> None:
