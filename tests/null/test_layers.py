@@ -28,7 +28,7 @@ ORDER = (
     "aten",
     "masked utils",
     "optim distributions func quantization",
-    "distributed.fsdp distributed.tensor.experimental distributed.algorithms._checkpoint",
+    "distributed.fsdp distributed.tensor.experimental",
     "capture _higher_order_ops",
     "compiler io onnx pytorch",
     "distributed.checkpoint",

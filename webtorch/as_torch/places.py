@@ -176,6 +176,10 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "torch.distributed._composable.fsdp.fully_shard": ("webtorch.distributed.fsdp",),
     "torch.distributed.autograd": ("webtorch.as_torch.names.rpc",),
     "torch.distributed.rpc": ("webtorch.as_torch.names.rpc",),
+    "torch.distributed.algorithms._checkpoint": ("webtorch.utils.checkpoint_wrapper",),
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper": (
+        "webtorch.utils.checkpoint_wrapper",
+    ),
     "torch.distributed._tensor": ("webtorch.distributed.tensor",),
     "torch.distributed._tensor.experimental": ("webtorch.distributed.tensor.experimental",),
     "torch.distributed.tensor.experimental": ("webtorch.distributed.tensor.experimental",),

@@ -112,12 +112,43 @@ def _length(operator: str, left: Any, right: Any) -> float:
     return len(other) * times[0] if hasattr(other, "__len__") else 0.0
 
 
+def _limited(bounded: Any, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function or a filter of a `Bounded` environment that makes no more than it may."""
+    import jinja2
+    from jinja2.nodes import EvalContext
+
+    @functools.wraps(function)
+    def call(*given: Any, **names: Any) -> Any:
+        """Call it."""
+        if name in _LONG:
+            first = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+            values = [*([] if first is None else [first]), *given, *names.values()]
+            values = [v for v in values if not isinstance(v, (jinja2.Environment, EvalContext))]
+            if values and _grown(name, values[0], values[1:]) > MOST_MADE:
+                raise jinja2.TemplateError(f"what {name!r} gives is too long")
+        out = function(*given, **names)
+        bounded.spend(len(out) if isinstance(out, (str, bytes, list)) else 0)
+        return out
+
+    return call
+
+
+def _filter(tree: Any) -> None:
+    """Let what loops of a template go through, and what `~` joins, pass through filters that count."""
+    from jinja2 import nodes
+
+    for loop in tree.find_all(nodes.For):
+        loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None)
+    for whole in list(tree.find_all(nodes.Concat)):
+        parts = nodes.List(whole.nodes)
+        whole.nodes = [nodes.Filter(parts, "_joined", [], [], None, None)]
+
+
 def _environment() -> Any:
     """Return where a template runs: a sandbox in which loops and calls come to an end."""
     import jinja2
     from jinja2 import nodes
     from jinja2.ext import Extension
-    from jinja2.nodes import EvalContext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Learned(Extension):
@@ -145,7 +176,7 @@ def _environment() -> Any:
                 del self.filters[name]
             del self.globals["lipsum"]
             self.filters["tojson"] = _said
-            self.filters = {n: self.limited(n, f) for n, f in self.filters.items()}
+            self.filters = {n: _limited(self, n, f) for n, f in self.filters.items()}
             self.filters["_counted"] = lambda items: _Counted(self.count, items)
             self.filters["_joined"] = lambda parts: self.concat(map(str, parts))
 
@@ -173,33 +204,9 @@ def _environment() -> Any:
             self.spend(sum(map(len, held)))
             return "".join(held)
 
-        def limited(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-            """Return a function or a filter that makes no more than it may."""
-
-            @functools.wraps(function)
-            def call(*given: Any, **names: Any) -> Any:
-                """Call it."""
-                if name in _LONG:
-                    first = getattr(getattr(function, "__wrapped__", function), "__self__", None)
-                    values = [*([] if first is None else [first]), *given, *names.values()]
-                    values = [
-                        v for v in values if not isinstance(v, (jinja2.Environment, EvalContext))
-                    ]
-                    if values and _grown(name, values[0], values[1:]) > MOST_MADE:
-                        raise jinja2.TemplateError(f"what {name!r} gives is too long")
-                out = function(*given, **names)
-                self.spend(len(out) if isinstance(out, (str, bytes, list)) else 0)
-                return out
-
-            return call
-
         def _parse(self, *source: Any) -> nodes.Template:
             tree = super()._parse(*source)
-            for loop in tree.find_all(nodes.For):
-                loop.iter = nodes.Filter(loop.iter, "_counted", [], [], None, None)
-            for whole in list(tree.find_all(nodes.Concat)):
-                parts = nodes.List(whole.nodes)
-                whole.nodes = [nodes.Filter(parts, "_joined", [], [], None, None)]
+            _filter(tree)
             tree.set_environment(self)
             return tree
 
@@ -208,7 +215,7 @@ def _environment() -> Any:
             self.count()
             name = getattr(function, "__name__", "")
             if name in _LONG:
-                function = self.limited(name, function)
+                function = _limited(self, name, function)
             return super().call(context, function, *given, **names)
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> object:

@@ -1,4 +1,4 @@
-"""Modules around modules, which compute activations again in the backward pass, or keep them on the CPU. Floor 8.
+"""Modules around modules, which compute activations again in the backward pass, or keep them on the CPU.
 
 Names of parameters and keys of `state_dict` are those of the module within.
 """

@@ -1,1 +1,0 @@
-"""Modules whose activations are computed again or put aside. Floor 8."""
