@@ -5,7 +5,8 @@ import { Editor } from "./editor.js";
 const at = (id) => document.getElementById(id);
 const [output, status, runButton, stopButton, resetButton, picker] = ["output", "status", "run", "stop", "reset", "example"].map(at);
 const site = await (await fetch("playground.json")).json();
-// A program that is ended by force loses its names; this many milliseconds it may take to end by itself.
+// A program that is ended by force loses its names; this many milliseconds it may take to end by itself,
+// or as many as the page's body says (data-patience).
 const PATIENCE = 4000;
 const MOST_TEXT = 200_000;
 
@@ -209,7 +210,7 @@ function stop() {
   // A worker that waits hears this; one that computes looks at the shared memory: KeyboardInterrupt.
   worker.postMessage({ type: "stop" });
   if (interrupt) striking = setTimeout(() => (interrupt[0] = 2), 100);
-  ending = setTimeout(end, PATIENCE);
+  ending = setTimeout(end, Number(document.body.dataset.patience ?? PATIENCE));
 }
 
 function end() {
