@@ -24,7 +24,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {}
 OURS = (
     "random", "dropout", "compiled", "scaler", "torch.save", "foreach", "written elements", "modules", "optimizers",
     "values", "written views", "dropout of a transposed tensor", "gradients of gradients of sums",
-    "functions of torch.func are refused",
+    "functions of torch.func are refused", "groups that are split",
 )  # fmt: skip
 
 
@@ -682,6 +682,20 @@ def _activations(t: Any) -> None:
     x = t.x.clone().requires_grad_()
     checkpoint_wrapper(Named(), CheckpointImpl.REENTRANT)(x=x).sum().backward()
     t.close(x.grad, 2 * t.x)
+
+
+@check("groups that are split")
+def _split(t: Any) -> None:
+    dist, whole = t.torch.distributed, list(range(t.torch.distributed.get_world_size()))
+    own, same = (dist.split_group(split_ranks=r) for r in ([[r] for r in whole], [whole[::-1]]))
+    assert dist.get_world_size(own) == 1 and dist.get_rank(same) == dist.get_rank()
+    assert (dist.split_group(split_ranks=[[0]]) is None) == (dist.get_rank() > 0)
+    x = t.torch.ones(2)
+    dist.all_reduce(x, group=own)
+    assert x.tolist() == [1, 1]
+    dist.all_reduce(x, group=same)
+    assert x.tolist() == [len(whole)] * 2
+    assert "empty" in refused(lambda: dist.split_group(split_ranks=[[]]), ValueError)
 
 
 def main(folder: str, library: str, rank: str, ranks: str) -> None:

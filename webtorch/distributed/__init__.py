@@ -81,6 +81,7 @@ from webtorch.distributed.world import (
     new_group,
     new_subgroups,
     new_subgroups_by_enumeration,
+    split_group,
     supports_complex,
 )
 from webtorch.distributed.world import default_group as _get_default_group

@@ -353,6 +353,35 @@ def new_subgroups(
     return new_subgroups_by_enumeration(parts, timeout, backend)
 
 
+def split_group(
+    parent_pg: Group = None,
+    split_ranks: Sequence[Sequence[int]] | None = None,
+    timeout: datetime.timedelta | None = None,
+    pg_options: object = None,
+    group_desc: str | None = None,
+    backend: str | None = None,
+) -> ProcessGroup | None:
+    """Return the group of this process among lists of ranks of a group, None for a process of no list. All processes of
+    the group call this. Raises ValueError where there is no list, or one that is empty or has a rank twice.
+    """
+    if not split_ranks:
+        raise ValueError("split_ranks cannot be None or empty")
+    _checked_backend(backend)
+    rank = get_rank(parent_pg)
+    if rank < 0:
+        raise ValueError(f"Global rank {get_rank()} is not part of the parent group {parent_pg}")
+    found: object = None
+    for chosen in split_ranks:
+        if not chosen:
+            raise ValueError("the split group cannot be empty")
+        if len(set(chosen)) < len(chosen):
+            raise ValueError("the split group cannot have duplicate ranks")
+        if rank in chosen and found is None:
+            ranks = [get_global_rank(parent_pg, r) for r in sorted(chosen)]
+            found = new_group(ranks, timeout, use_local_synchronization=True, group_desc=group_desc)
+    return found if isinstance(found, ProcessGroup) else None
+
+
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: datetime.timedelta | None = None,
