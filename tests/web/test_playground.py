@@ -160,7 +160,7 @@ torch.tensor([1, -(2**31)])
     loss.backward()
     assert w.grad is not None
     numbers = [float(n) for n in re.findall(r"-?\d+\.\d+(?:e-?\d+)?", lines[0])]
-    assert numbers == pytest.approx([loss.item(), *w.grad.flatten().tolist()], abs=2e-6)
+    assert numbers == pytest.approx([loss.item(), *w.grad.flatten().tolist()], abs=2e-6), lines
     assert lines[0].endswith("7 webgpu")
     awaited = [float(n) for n in lines[1].strip("[]").split(",")]
     assert awaited == pytest.approx([loss.item(), 0.0], abs=2e-6)
