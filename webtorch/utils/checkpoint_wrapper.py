@@ -44,13 +44,13 @@ class ActivationWrapper(Module):
 
     @staticmethod
     def _without_prefix(
-        module: Module, state: dict[str, Any], prefix: str, *_: Any
+        module: Module, state: dict[str, Any], prefix: str, *_: object
     ) -> dict[str, Any]:
         _renamed(state, prefix + _CHECKPOINT_PREFIX, prefix)
         return state
 
     @staticmethod
-    def _with_prefix(module: Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    def _with_prefix(module: Module, state: dict[str, Any], prefix: str, *_: object) -> None:
         _renamed(state, prefix, prefix + _CHECKPOINT_PREFIX)
 
     def __getattr__(self, name: str) -> Any:
@@ -73,7 +73,7 @@ class ActivationWrapper(Module):
 class OffloadWrapper(ActivationWrapper):
     """A module whose activations lie on the CPU until its backward pass."""
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Call the module within."""
         with save_on_cpu(pin_memory=True):
             return self._checkpoint_wrapped_module(*args, **kwargs)
@@ -86,8 +86,8 @@ class CheckpointWrapper(ActivationWrapper):
         self,
         mod: Module,
         checkpoint_impl: CheckpointImpl = CheckpointImpl.NO_REENTRANT,
-        checkpoint_fn: Callable[..., Any] | None = None,
-        **checkpoint_fn_kwargs: Any,
+        checkpoint_fn: Callable[..., object] | None = None,
+        **checkpoint_fn_kwargs: object,
     ) -> None:
         """As `checkpoint_wrapper`."""
         super().__init__(mod)
@@ -97,7 +97,7 @@ class CheckpointWrapper(ActivationWrapper):
             checkpoint_fn = partial(checkpoint, use_reentrant=reentrant)
         self.checkpoint_fn = partial(checkpoint_fn, **checkpoint_fn_kwargs)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """Call the module within."""
         within = self._checkpoint_wrapped_module
         if self.checkpoint_impl is CheckpointImpl.NO_REENTRANT or not kwargs:
@@ -105,7 +105,7 @@ class CheckpointWrapper(ActivationWrapper):
         # The reentrant form takes no names.
         names, count = tuple(kwargs), len(args)
 
-        def call(*given: Any) -> Any:
+        def call(*given: object) -> Any:
             """Call the module within by names again."""
             return within(*given[:count], **dict(zip(names, given[count:], strict=True)))
 
@@ -120,8 +120,8 @@ def offload_wrapper(module: Module) -> Module:
 def checkpoint_wrapper(
     module: Module,
     checkpoint_impl: CheckpointImpl = CheckpointImpl.NO_REENTRANT,
-    checkpoint_fn: Callable[..., Any] | None = None,
-    **checkpoint_fn_kwargs: Any,
+    checkpoint_fn: Callable[..., object] | None = None,
+    **checkpoint_fn_kwargs: object,
 ) -> Module:
     """Return a module around one, which computes activations again by `checkpoint_fn`, or without it by
     `torch.utils.checkpoint.checkpoint` in the form `checkpoint_impl`.

@@ -32,7 +32,7 @@ def implicit_replication() -> Iterator[None]:
 
 
 def local_map(
-    func: Callable[..., Any] | None = None,
+    func: Callable[..., object] | None = None,
     out_placements: Any = None,
     in_placements: _AllLie = None,
     in_grad_placements: _AllLie = None,
@@ -57,7 +57,7 @@ def local_map(
         )  # fmt: skip
 
     @functools.wraps(func)
-    def mapped(*args: Any, **kwargs: Any) -> Any:
+    def mapped(*args: object, **kwargs: object) -> object:
         """Call the function with parts."""
         given, form = tree_flatten(args)
         if in_placements is not None and len(in_placements) != len(given):
@@ -75,7 +75,7 @@ def local_map(
     return mapped
 
 
-def _part(x: Any, i: int, lies: _AllLie, gradients: _AllLie, redistribute: bool) -> Any:
+def _part(x: object, i: int, lies: _AllLie, gradients: _AllLie, redistribute: bool) -> object:
     """Return what a function of parts is given for argument `i`."""
     if not isinstance(x, DTensor):
         if lies is not None and not isinstance(x, Tensor) and lies[i] is not None:
@@ -102,7 +102,7 @@ def _part(x: Any, i: int, lies: _AllLie, gradients: _AllLie, redistribute: bool)
     return x.to_local(grad_placements=gradients[i])
 
 
-def _wrapped(out: Any, placements: Any, mesh: DeviceMesh) -> Any:
+def _wrapped(out: object, placements: Any, mesh: DeviceMesh) -> object:
     """Return what a function of parts gave as DTensors."""
     found, form = tree_flatten(out)
     lies = placements if isinstance(placements, tuple) else (placements,)
